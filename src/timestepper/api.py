@@ -1,0 +1,226 @@
+"""Attach, fold, detach and look inside: the method on a whole network."""
+
+import copy
+import warnings
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from timestepper import equations, reparam
+from timestepper.adapters import Stage, find_stages
+from timestepper.controllers import ControllerSpec, StageShape, parse
+from timestepper.controllers.base import at_least_float32
+from timestepper.errors import (
+    ActivationCheckpointingError,
+    AlreadyAttachedError,
+    NonFiniteError,
+    NotAttachedError,
+    SideEntranceError,
+    StepSizeError,
+    WrappedModelError,
+)
+
+
+class Attached(nn.Module):
+    """A network with controllers on it. Built by :func:`attach`.
+
+    Its children, parameters and buffers are those of the base network, under their original names, plus
+    ``controllers``. A call computes the effective parameters and runs the untouched base network with them; nothing is
+    stored on any module between two calls, so deepcopy, EMA, pickling, DDP and ``state_dict`` work as for any module.
+    """
+
+    def __init__(self, base: nn.Module, stages: list[Stage], spec: ControllerSpec, shapes: list[StageShape]):
+        super().__init__()
+        # The base is kept out of the module tree: its parts are registered here directly, which gives the state dict
+        # the base's own keys. Parameter and buffer dictionaries are shared, so that neither side can go stale.
+        self.__dict__["_base"] = base
+        self.__dict__.update(
+            _parameters=base._parameters,
+            _buffers=base._buffers,
+            _non_persistent_buffers_set=base._non_persistent_buffers_set,
+        )
+        for name, child in base.named_children():
+            self.add_module(name, child)
+        self.controllers = nn.ModuleDict(
+            {stage.name.replace(".", "_"): spec.build(shape) for stage, shape in zip(stages, shapes, strict=True)}
+        )
+        self.stages = stages
+        self.controller = spec
+        self.descriptor_gradient = True
+        self._entries = [reparam.entries(base, site.last, site.gate) for stage in stages for site in stage.sites]
+        self.training = base.training
+
+    def forward(self, *args, **kwargs):
+        if getattr(self._base, "grad_checkpointing", False):
+            raise ActivationCheckpointingError(_NO_CHECKPOINTING)
+        return functional_call(self._base, self.effective_parameters(), args, kwargs)
+
+    def effective_parameters(self) -> dict[str, Tensor]:
+        """The parameters that the base network runs with, where they differ from the trained ones."""
+        device_type = next(self.parameters()).device.type
+        with torch.autocast(device_type, enabled=False):
+            step_sizes = [row for stage in self._step_sizes() for row in stage.unbind()]
+            names = (entry.parameter for site in self._entries for entry in site)
+            parameters = {name: self._base.get_parameter(name) for name in names}
+            return reparam.effective(parameters, self._entries, step_sizes)
+
+    def _step_sizes(self) -> list[Tensor]:
+        return [
+            controller(self._descriptors(stage, bool(controller.reads_weights)))
+            for stage, controller in zip(self.stages, self.controllers.values(), strict=True)
+        ]
+
+    def _descriptors(self, stage: Stage, wanted: bool) -> Tensor:
+        """What describes a stage, (L, D) in float32 or better; an empty tensor where the controller reads no weights."""
+        weights = [[self._base.get_parameter(f"{conv}.weight") for conv in site.convs] for site in stage.sites]
+        if not wanted:
+            return at_least_float32(weights[0][0].new_empty(0))
+        rows = [torch.cat([equations.descriptor(at_least_float32(w)) for w in site]) for site in weights]
+        stacked = torch.stack(rows)
+        return stacked if self.descriptor_gradient else stacked.detach()
+
+    def train(self, mode: bool = True):
+        super().train(mode)
+        self._base.training = mode
+        return self
+
+    def __setattr__(self, name: str, value) -> None:
+        """A replaced part (a new head, say) is replaced in the base network too."""
+        super().__setattr__(name, value)
+        base = self.__dict__.get("_base")
+        if base is not None and name in base._modules:
+            setattr(base, name, value)
+
+    def __getattr__(self, name: str):
+        """Plain attributes come from the base network; its methods would run without step sizes and are refused."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            base = self.__dict__.get("_base")
+            if base is None or not hasattr(base, name):
+                raise
+        value = getattr(base, name)
+        if callable(value) and not isinstance(value, type):
+            raise SideEntranceError(
+                f"{type(base).__name__}.{name} would run without step sizes; call the attached network itself, "
+                f"use timestepper.fold(net).{name}, or timestepper.detach(net).{name} if you want it without"
+            )
+        return value
+
+    def extra_repr(self) -> str:
+        return f"{type(self._base).__name__} with controller={self.controller}"
+
+
+def attach(
+    model: nn.Module,
+    controller: str | ControllerSpec = "lstm",
+    *,
+    reduction: int | None = None,
+    descriptor_gradient: bool = True,
+) -> Attached:
+    """Put a controller on every stage of a residual network and return the network to train.
+
+    ``controller`` is ``"lstm"`` (the paper's), ``"two_fc"``, ``"independent"`` or ``"fixed(0.01)"``. ``reduction`` is
+    the paper's r (default 4 for basic blocks, 8 for bottlenecks). ``descriptor_gradient=False`` stops the gradient of
+    the step sizes at the convolution weights that the controller reads. The model itself is not changed.
+    """
+    _refuse_wrapped(model)
+    spec = parse(controller)
+    if reduction is not None and reduction < 1:
+        raise StepSizeError(f"reduction must be at least 1, not {reduction}")
+    stages = find_stages(model)
+    shapes = [
+        StageShape(len(stage.sites), stage.channels, stage.descriptor, reduction or stage.reduction) for stage in stages
+    ]
+    if "controllers" in dict(model.named_children()):
+        raise AlreadyAttachedError(f"{type(model).__name__} has a part named 'controllers' already; rename it")
+    net = Attached(model, stages, spec, shapes)
+    net.descriptor_gradient = descriptor_gradient
+    reference = model.get_parameter(f"{stages[0].sites[0].convs[0]}.weight")
+    net.controllers.to(device=reference.device, dtype=torch.promote_types(reference.dtype, torch.float32))
+    return net
+
+
+@torch.no_grad()
+def fold(net: nn.Module) -> nn.Module:
+    """A plain network with the step sizes in its weights: the base's class and keys, the attached network's logits.
+
+    A copy; ``net`` stays as it is. Works in float32 or better and casts once, whatever the network's precision.
+    """
+    attached = _attached(net)
+    plain = copy.deepcopy(attached._base)
+    effective = attached.effective_parameters()
+    for name, value in effective.items():
+        plain.get_parameter(name).copy_(value)
+    for name, value in plain.state_dict().items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise NonFiniteError(f"cannot fold: {name} holds NaN or infinity; go back to a sound checkpoint")
+    _say_rounding({value.dtype for value in effective.values()})
+    return plain
+
+
+def detach(net: nn.Module) -> nn.Module:
+    """The base network as it is, without its step sizes: the very module that was attached to, nothing left behind."""
+    return _attached(net)._base
+
+
+@torch.no_grad()
+def step_sizes(net: nn.Module) -> dict[str, Tensor]:
+    """Step sizes by stage, each (depth, channels)."""
+    attached = _attached(net)
+    with torch.autocast(next(attached.parameters()).device.type, enabled=False):
+        return {stage.name: dt for stage, dt in zip(attached.stages, attached._step_sizes(), strict=True)}
+
+
+def evolution_time(net: nn.Module) -> dict[str, float]:
+    """Evolution time by stage: step sizes summed over depth, averaged over channels. A plain stage has its depth."""
+    return {name: equations.evolution_time(dt).mean().item() for name, dt in step_sizes(net).items()}
+
+
+def _attached(net: nn.Module) -> Attached:
+    """The attached network inside DDP, AveragedModel or torch.compile wrappers."""
+    inner = net
+    while not isinstance(inner, Attached):
+        wrapped = (
+            inner._modules.get("module", inner._modules.get("_orig_mod")) if isinstance(inner, nn.Module) else None
+        )
+        if wrapped is None:
+            raise NotAttachedError(f"{type(net).__name__} has no controllers; call timestepper.attach first")
+        inner = wrapped
+    return inner
+
+
+_NO_CHECKPOINTING = (
+    "activation checkpointing is on, and it recomputes blocks outside the call, without their step sizes; "
+    "switch it off (timm: model.set_grad_checkpointing(False)) to train with controllers"
+)
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        if isinstance(module, Attached):
+            raise AlreadyAttachedError(
+                f"{path or type(model).__name__} has controllers already ({module.controller}); "
+                "call timestepper.detach(net) first to attach others"
+            )
+        kind = type(module).__name__
+        if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel) or kind in _WRAPPERS:
+            raise WrappedModelError(f"{path or 'the model'} is wrapped in {kind}; attach first, then wrap the result")
+        if module._compiled_call_impl is not None:
+            raise WrappedModelError(f"{path or kind} is compiled; attach first, then compile the result")
+        if getattr(module, "grad_checkpointing", False) is True:
+            raise ActivationCheckpointingError(_NO_CHECKPOINTING)
+
+
+_WRAPPERS = {"OptimizedModule", "FullyShardedDataParallel", "AveragedModel"}
+
+
+def _say_rounding(dtypes: set[torch.dtype]) -> None:
+    """A network in half precision loses bits in the one cast; say how many."""
+    for dtype in (dtype for dtype in dtypes if dtype.itemsize < 4):
+        warnings.warn(
+            f"folded in float32 and cast once to {str(dtype).removeprefix('torch.')}: "
+            f"a weight moves by at most {torch.finfo(dtype).eps / 2:.1e} of itself",
+            stacklevel=3,
+        )

@@ -1,0 +1,35 @@
+"""The command line: parse, one call, print. One file per command; torch is imported only when a command runs."""
+
+import importlib
+import sys
+
+import typer
+
+from timestepper.errors import TimestepperError
+
+app = typer.Typer(
+    name="timestepper",
+    help="Residual networks that learn their own time steps.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+# Each module holds a function of its own name, which is the command.
+COMMANDS = ("inspect",)
+
+for _name in COMMANDS:
+    app.command(_name)(getattr(importlib.import_module(f"timestepper.cli.{_name}"), _name))
+
+
+def main() -> None:
+    """Run a command; a user's mistake is one line on stderr, a traceback only with --debug."""
+    debug = "--debug" in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    try:
+        app(arguments)
+    except TimestepperError as error:
+        if debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None

@@ -1,0 +1,85 @@
+"""The kinds of controller and how a user names them.
+
+``"lstm"``, ``"two_fc"``, ``"independent"`` and ``"fixed(0.01)"`` are names; ``controllers.fixed(0.01)`` is the same as
+the last one. A new kind is a class in a file of its own and a line in ``KINDS``.
+"""
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from timestepper.controllers.base import Controller, StageShape
+from timestepper.controllers.fixed import Fixed
+from timestepper.controllers.independent import Independent
+from timestepper.controllers.lstm import LSTM
+from timestepper.controllers.two_fc import TwoFC
+from timestepper.errors import StepSizeError, UnknownNameError
+
+KINDS: dict[str, type[Controller]] = {"lstm": LSTM, "two_fc": TwoFC, "independent": Independent, "fixed": Fixed}
+
+
+@dataclass(frozen=True)
+class ControllerSpec:
+    """A kind and its options; every stage's controller is built from one."""
+
+    kind: str
+    options: Mapping[str, float] = field(default_factory=dict)
+
+    def build(self, shape: StageShape) -> Controller:
+        return KINDS[self.kind](shape, **self.options)
+
+    def __str__(self) -> str:
+        return f"{self.kind}({', '.join(f'{v:g}' for v in self.options.values())})" if self.options else self.kind
+
+
+def lstm() -> ControllerSpec:
+    """The paper's controller."""
+    return ControllerSpec("lstm")
+
+
+def two_fc() -> ControllerSpec:
+    """Two fully connected layers per site."""
+    return ControllerSpec("two_fc")
+
+
+def independent() -> ControllerSpec:
+    """A free parameter per site and channel."""
+    return ControllerSpec("independent")
+
+
+def fixed(value: float) -> ControllerSpec:
+    """A constant step size."""
+    return ControllerSpec("fixed", {"value": float(value)})
+
+
+def parse(name: "str | ControllerSpec") -> ControllerSpec:
+    """The spec that a name such as ``lstm`` or ``fixed(0.01)`` stands for."""
+    if isinstance(name, ControllerSpec):
+        return name
+    match = re.fullmatch(r"(\w+)(?:\(([^()]*)\))?", str(name).strip())
+    if match is None or match[1] not in KINDS:
+        known = ", ".join("fixed(0.01)" if kind == "fixed" else kind for kind in KINDS)
+        raise UnknownNameError(f"unknown controller {name!r}; known are {known}")
+    wanted = list(inspect.signature(KINDS[match[1]]).parameters)[1:]
+    try:
+        values = [float(text) for text in (match[2] or "").split(",") if text.strip()]
+    except ValueError:
+        values = []
+    if len(values) != len(wanted):
+        form = f"{match[1]}({', '.join(wanted)})" if wanted else match[1]
+        raise StepSizeError(f"controller {name!r} is incomplete or has too much; write it as {form} with numbers")
+    return ControllerSpec(match[1], dict(zip(wanted, values, strict=True)))
+
+
+__all__ = [
+    "KINDS",
+    "Controller",
+    "ControllerSpec",
+    "StageShape",
+    "fixed",
+    "independent",
+    "lstm",
+    "parse",
+    "two_fc",
+]

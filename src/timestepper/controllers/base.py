@@ -1,0 +1,54 @@
+"""What a controller is: the weights of a stage in, its step sizes out."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class StageShape:
+    """All that a controller knows of its stage."""
+
+    sites: int
+    channels: int
+    descriptor: int
+    reduction: int
+
+    @property
+    def hidden(self) -> int:
+        return max(1, self.channels // self.reduction)
+
+
+class Controller(nn.Module):
+    """Maps the descriptors of one stage, (L, D) in depth order, to its step sizes, (L, C).
+
+    It never sees a feature map or a model. Row d may depend on rows 0..d only: a step knows the steps before it.
+    Parameters are used in float32 or better, whatever precision the network was cast to.
+    """
+
+    reads_weights = True  # False: the descriptors are not used and need not be computed
+
+    def __init__(self, shape: StageShape):
+        super().__init__()
+        self.shape = shape
+
+    @abstractmethod
+    def forward(self, descriptors: Tensor) -> Tensor: ...
+
+    def precise(self) -> list[Tensor]:
+        """The parameters in the order of their definition, in float32 or better."""
+        return [at_least_float32(parameter) for parameter in self.parameters()]
+
+    def extra_repr(self) -> str:
+        return f"sites={self.shape.sites}, channels={self.shape.channels}, descriptor={self.shape.descriptor}"
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def he_normal(*shape: int, gain: float = 1.0) -> nn.Parameter:
+    """A weight whose last dimension is the fan-in, He et al. (2015); the gain is sqrt(2) in front of a ReLU."""
+    return nn.Parameter(torch.randn(*shape) * gain / shape[-1] ** 0.5)

@@ -1,0 +1,25 @@
+"""One constant step size for the whole network: the paper's 1 and 0.01 of Figure 4."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from timestepper.controllers.base import Controller, StageShape
+from timestepper.errors import StepSizeError
+
+
+class Fixed(Controller):
+    """Nothing to learn. The value may exceed 1."""
+
+    reads_weights = False
+
+    def __init__(self, shape: StageShape, value: float):
+        if not (math.isfinite(value) and value > 0):
+            raise StepSizeError(f"a fixed step size must be a positive number, not {value}; try fixed(0.01)")
+        super().__init__(shape)
+        self.value = value
+
+    def forward(self, descriptors: Tensor) -> Tensor:
+        dtype = torch.promote_types(descriptors.dtype, torch.float32)
+        return torch.full((self.shape.sites, self.shape.channels), self.value, dtype=dtype, device=descriptors.device)

@@ -1,0 +1,103 @@
+"""Every error that a user can cause, one type per kind.
+
+Each message is one line that says what is wrong, where, and what to do. The command line prints it without a
+traceback and leaves with the exit code of the type.
+"""
+
+
+class TimestepperError(Exception):
+    """Base of all of them."""
+
+    exit_code = 2
+
+
+# -- the method ------------------------------------------------------------------------------------------------------
+
+
+class UnknownNameError(TimestepperError, ValueError):
+    """A model, controller, recipe or data set name that does not exist; the message lists those that do."""
+
+
+class NoSitesError(TimestepperError, ValueError):
+    """The model has no residual branch that any adapter knows."""
+
+
+class UnsupportedSiteError(TimestepperError, ValueError):
+    """A residual branch was found whose last layer cannot take a step size into its parameters."""
+
+
+class AlreadyAttachedError(TimestepperError, ValueError):
+    """The model has controllers already."""
+
+
+class NotAttachedError(TimestepperError, TypeError):
+    """The call needs an attached model and got another one."""
+
+
+class WrappedModelError(TimestepperError, ValueError):
+    """The model is compiled or wrapped (DDP, DataParallel, FSDP); controllers go on first."""
+
+
+class StepSizeError(TimestepperError, ValueError):
+    """A step size or controller option that makes no sense, such as a fixed step of zero."""
+
+
+class NonFiniteError(TimestepperError, ValueError):
+    """A NaN or an infinity where a number is needed."""
+
+
+class SideEntranceError(TimestepperError, AttributeError):
+    """A method of the base model that would run without its step sizes."""
+
+
+class ActivationCheckpointingError(TimestepperError, RuntimeError):
+    """Activation checkpointing recomputes outside the call, with the wrong parameters."""
+
+
+class MismatchError(TimestepperError, ValueError):
+    """Saved tensors that do not fit the network; the message names them."""
+
+
+# -- data, recipes and runs ------------------------------------------------------------------------------------------
+
+
+class DataError(TimestepperError, ValueError):
+    """A data set that is missing, incomplete, damaged or laid out in another way."""
+
+
+class RecipeError(TimestepperError, ValueError):
+    """A recipe key or value that is not allowed; the message names file, key and the allowed values."""
+
+
+class CheckpointError(TimestepperError, ValueError):
+    """A checkpoint or exported file that is damaged, foreign or does not fit."""
+
+
+class RunDirectoryError(TimestepperError, OSError):
+    """A run directory that is locked by another process, unreadable or not writable."""
+
+
+class DiskFullError(TimestepperError, OSError):
+    """No space left for a file; the message says how much is needed and where."""
+
+    exit_code = 1
+
+
+class DivergedError(TimestepperError, ArithmeticError):
+    """The loss or the gradient is not finite; training stopped before the weights were touched."""
+
+    exit_code = 1
+
+
+class LoaderError(TimestepperError, RuntimeError):
+    """A data loader worker died or ran out of shared memory."""
+
+    exit_code = 1
+
+
+class StabilityError(TimestepperError, ValueError):
+    """A network or input for which a stability figure cannot be computed; the message names the layer."""
+
+
+class RecordError(TimestepperError, ValueError):
+    """A damaged, hand-edited or foreign result record, or a claim file with a mistake."""
