@@ -2,6 +2,9 @@
 
 import copy
 import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +12,7 @@ from torch.func import functional_call
 
 from timestepper import equations, reparam
 from timestepper.adapters import Stage, find_stages
-from timestepper.controllers import ControllerSpec, StageShape, parse
+from timestepper.controllers import Controller, ControllerSpec, StageShape, parse
 from timestepper.controllers.base import at_least_float32
 from timestepper.errors import (
     ActivationCheckpointingError,
@@ -22,6 +25,19 @@ from timestepper.errors import (
 )
 
 
+@dataclass(frozen=True)
+class Stepping:
+    """What is attached, as a user asked for it."""
+
+    stages: tuple[Stage, ...]
+    controller: ControllerSpec
+    reduction: int | None
+    descriptor_gradient: bool
+
+    def shape(self, stage: Stage) -> StageShape:
+        return StageShape(len(stage.sites), stage.channels, stage.descriptor, self.reduction or stage.reduction)
+
+
 class Attached(nn.Module):
     """A network with controllers on it. Built by :func:`attach`.
 
@@ -30,7 +46,7 @@ class Attached(nn.Module):
     stored on any module between two calls, so deepcopy, EMA, pickling, DDP and ``state_dict`` work as for any module.
     """
 
-    def __init__(self, base: nn.Module, stages: list[Stage], spec: ControllerSpec, shapes: list[StageShape]):
+    def __init__(self, base: nn.Module, stepping: Stepping):
         super().__init__()
         # The base is kept out of the module tree: its parts are registered here directly, which gives the state dict
         # the base's own keys. Parameter and buffer dictionaries are shared, so that neither side can go stale.
@@ -43,12 +59,15 @@ class Attached(nn.Module):
         for name, child in base.named_children():
             self.add_module(name, child)
         self.controllers = nn.ModuleDict(
-            {stage.name.replace(".", "_"): spec.build(shape) for stage, shape in zip(stages, shapes, strict=True)}
+            {
+                stage.name.replace(".", "_"): stepping.controller.build(stepping.shape(stage))
+                for stage in stepping.stages
+            }
         )
-        self.stages = stages
-        self.controller = spec
-        self.descriptor_gradient = True
-        self._entries = [reparam.entries(base, site.last, site.gate) for stage in stages for site in stage.sites]
+        self.stepping = stepping
+        self._entries = [
+            reparam.entries(base, site.last, site.gate) for stage in stepping.stages for site in stage.sites
+        ]
         self.training = base.training
 
     def forward(self, *args, **kwargs):
@@ -65,20 +84,21 @@ class Attached(nn.Module):
             parameters = {name: self._base.get_parameter(name) for name in names}
             return reparam.effective(parameters, self._entries, step_sizes)
 
-    def _step_sizes(self) -> list[Tensor]:
-        return [
-            controller(self._descriptors(stage, bool(controller.reads_weights)))
-            for stage, controller in zip(self.stages, self.controllers.values(), strict=True)
-        ]
+    def controlled(self) -> list[tuple[Stage, Controller]]:
+        """Each stage with the controller that it owns."""
+        return list(zip(self.stepping.stages, cast(Iterable[Controller], self.controllers.values()), strict=True))
 
-    def _descriptors(self, stage: Stage, wanted: bool) -> Tensor:
-        """What describes a stage, (L, D) in float32 or better; an empty tensor where the controller reads no weights."""
+    def _step_sizes(self) -> list[Tensor]:
+        return [controller(self._descriptors(stage, controller)) for stage, controller in self.controlled()]
+
+    def _descriptors(self, stage: Stage, controller: Controller) -> Tensor:
+        """What describes a stage, (L, D) in float32 or better; empty where the controller reads no weights."""
         weights = [[self._base.get_parameter(f"{conv}.weight") for conv in site.convs] for site in stage.sites]
-        if not wanted:
+        if not controller.reads_weights:
             return at_least_float32(weights[0][0].new_empty(0))
         rows = [torch.cat([equations.descriptor(at_least_float32(w)) for w in site]) for site in weights]
         stacked = torch.stack(rows)
-        return stacked if self.descriptor_gradient else stacked.detach()
+        return stacked if self.stepping.descriptor_gradient else stacked.detach()
 
     def train(self, mode: bool = True):
         super().train(mode)
@@ -109,7 +129,7 @@ class Attached(nn.Module):
         return value
 
     def extra_repr(self) -> str:
-        return f"{type(self._base).__name__} with controller={self.controller}"
+        return f"{type(self._base).__name__} with controller={self.stepping.controller}"
 
 
 def attach(
@@ -129,14 +149,10 @@ def attach(
     spec = parse(controller)
     if reduction is not None and reduction < 1:
         raise StepSizeError(f"reduction must be at least 1, not {reduction}")
-    stages = find_stages(model)
-    shapes = [
-        StageShape(len(stage.sites), stage.channels, stage.descriptor, reduction or stage.reduction) for stage in stages
-    ]
-    if "controllers" in dict(model.named_children()):
-        raise AlreadyAttachedError(f"{type(model).__name__} has a part named 'controllers' already; rename it")
-    net = Attached(model, stages, spec, shapes)
-    net.descriptor_gradient = descriptor_gradient
+    if {"controllers", "stepping"} & set(dict(model.named_children())):
+        raise AlreadyAttachedError(f"{type(model).__name__} has a part named 'controllers' or 'stepping'; rename it")
+    stages = tuple(find_stages(model))
+    net = Attached(model, Stepping(stages, spec, reduction, descriptor_gradient))
     reference = model.get_parameter(f"{stages[0].sites[0].convs[0]}.weight")
     net.controllers.to(device=reference.device, dtype=torch.promote_types(reference.dtype, torch.float32))
     return net
@@ -148,7 +164,7 @@ def fold(net: nn.Module) -> nn.Module:
 
     A copy; ``net`` stays as it is. Works in float32 or better and casts once, whatever the network's precision.
     """
-    attached = _attached(net)
+    attached = find_attached(net)
     plain = copy.deepcopy(attached._base)
     effective = attached.effective_parameters()
     for name, value in effective.items():
@@ -162,15 +178,15 @@ def fold(net: nn.Module) -> nn.Module:
 
 def detach(net: nn.Module) -> nn.Module:
     """The base network as it is, without its step sizes: the very module that was attached to, nothing left behind."""
-    return _attached(net)._base
+    return find_attached(net)._base
 
 
 @torch.no_grad()
 def step_sizes(net: nn.Module) -> dict[str, Tensor]:
     """Step sizes by stage, each (depth, channels)."""
-    attached = _attached(net)
+    attached = find_attached(net)
     with torch.autocast(next(attached.parameters()).device.type, enabled=False):
-        return {stage.name: dt for stage, dt in zip(attached.stages, attached._step_sizes(), strict=True)}
+        return {stage.name: dt for stage, dt in zip(attached.stepping.stages, attached._step_sizes(), strict=True)}
 
 
 def evolution_time(net: nn.Module) -> dict[str, float]:
@@ -178,7 +194,7 @@ def evolution_time(net: nn.Module) -> dict[str, float]:
     return {name: equations.evolution_time(dt).mean().item() for name, dt in step_sizes(net).items()}
 
 
-def _attached(net: nn.Module) -> Attached:
+def find_attached(net: nn.Module) -> Attached:
     """The attached network inside DDP, AveragedModel or torch.compile wrappers."""
     inner = net
     while not isinstance(inner, Attached):
@@ -201,7 +217,7 @@ def _refuse_wrapped(model: nn.Module) -> None:
     for path, module in model.named_modules():
         if isinstance(module, Attached):
             raise AlreadyAttachedError(
-                f"{path or type(model).__name__} has controllers already ({module.controller}); "
+                f"{path or type(model).__name__} has controllers already ({module.stepping.controller}); "
                 "call timestepper.detach(net) first to attach others"
             )
         kind = type(module).__name__

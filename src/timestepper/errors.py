@@ -95,6 +95,12 @@ class LoaderError(TimestepperError, RuntimeError):
     exit_code = 1
 
 
+class DistributedError(TimestepperError, RuntimeError):
+    """Another process of the job is gone, silent or cannot be reached."""
+
+    exit_code = 1
+
+
 class StabilityError(TimestepperError, ValueError):
     """A network or input for which a stability figure cannot be computed; the message names the layer."""
 

@@ -6,8 +6,10 @@ from torch import nn
 
 from timestepper.adapters.base import Branch, register
 from timestepper.errors import UnknownNameError
-from timestepper.models import CifarResNet
+from timestepper.models import CifarResNet, CliqueNet, DenseNet
 from timestepper.models.cifar_resnet import BasicBlock
+from timestepper.models.cliquenet import CliqueLayer
+from timestepper.models.densenet import DenseLayer
 
 
 @register(BasicBlock)
@@ -15,11 +17,31 @@ def basic_block(block: nn.Module) -> Branch:
     return Branch(convs=("conv1", "conv2"), last=("bn2",), reduction=4)
 
 
+@register(DenseLayer)
+def dense_layer(layer: nn.Module) -> Branch:
+    """The step size scales the rows of the convolution that makes the new feature."""
+    return Branch(convs=("conv",), last=("conv",), reduction=4)
+
+
+@register(CliqueLayer)
+def clique_layer(layer: nn.Module) -> Branch:
+    """One step per layer, used in both stages: the stages share all filters that enter the layer."""
+    filters = ("from_input", "from_layers")
+    return Branch(convs=filters, last=filters, reduction=4)
+
+
 def create(name: str, num_classes: int = 10, in_chans: int = 3) -> nn.Module:
-    match = re.fullmatch(r"resnet(\d+)", name)
-    if match:
-        try:
-            return CifarResNet(int(match[1]), num_classes, in_chans)
-        except ValueError as error:
-            raise UnknownNameError(f"cifar/{name}: {error}") from None
-    raise UnknownNameError(f"unknown model cifar/{name}; known are resnet20, resnet32, ... (every 6n+2)")
+    """``resnet20`` (every 6n+2), ``densenet40`` (every 3n+4, growth 12) or ``cliquenet`` (k=36, T=12)."""
+    if name == "cliquenet":
+        return CliqueNet(num_classes=num_classes, in_chans=in_chans)
+    match = re.fullmatch(r"(resnet|densenet)(\d+)", name)
+    if match is None:
+        raise UnknownNameError(
+            f"unknown model cifar/{name}; known are resnet20, resnet32, ... (every 6n+2), densenet40 (every 3n+4) "
+            "and cliquenet"
+        )
+    family = {"resnet": CifarResNet, "densenet": DenseNet}[match[1]]
+    try:
+        return family(int(match[2]), num_classes=num_classes, in_chans=in_chans)
+    except ValueError as error:
+        raise UnknownNameError(f"cifar/{name}: {error}") from None

@@ -27,7 +27,5 @@ def create(name: str, num_classes: int = 1000, in_chans: int = 3) -> nn.Module:
     if name not in known:
         raise UnknownNameError(f"unknown torchvision model {name!r}; known are {', '.join(known)}")
     if in_chans != 3:
-        raise UnknownNameError(
-            f"torchvision/{name} reads 3 channels, not {in_chans}; use timm/{name} or a cifar/ model"
-        )
+        raise UnknownNameError(f"torchvision/{name} reads 3 channels, not {in_chans}; use timm/{name}")
     return models.get_model(name, num_classes=num_classes)

@@ -37,6 +37,10 @@ class Controller(nn.Module):
     @abstractmethod
     def forward(self, descriptors: Tensor) -> Tensor: ...
 
+    def multiply_adds(self) -> int:
+        """Of its matrix products in one training step, whatever the batch."""
+        return 0
+
     def precise(self) -> list[Tensor]:
         """The parameters in the order of their definition, in float32 or better."""
         return [at_least_float32(parameter) for parameter in self.parameters()]

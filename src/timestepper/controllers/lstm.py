@@ -29,3 +29,7 @@ class LSTM(Controller):
         x = equations.input_transform(descriptors, w_in, b_in)
         hidden = equations.lstm(x, w_x, w_h, b)
         return equations.output_transform(hidden, w_out, b_out)
+
+    def multiply_adds(self) -> int:
+        matrices = (self.input_weight, self.gate_weight_x, self.gate_weight_h, self.output_weight)
+        return self.shape.sites * sum(matrix.numel() for matrix in matrices)

@@ -22,3 +22,6 @@ class TwoFC(Controller):
         w_in, b_in, w_out, b_out = self.precise()
         hidden = equations.input_transform(descriptors.unsqueeze(1), w_in, b_in)
         return equations.output_transform(hidden, w_out, b_out).squeeze(1)
+
+    def multiply_adds(self) -> int:
+        return self.input_weight.numel() + self.output_weight.numel()

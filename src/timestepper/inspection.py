@@ -1,0 +1,113 @@
+"""What is attached to what: stages, sites, parameters and multiply-adds of a network, as plain data."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from timestepper.adapters import skipped_blocks
+from timestepper.api import Attached, detach, find_attached, step_sizes
+from timestepper.equations import evolution_time
+
+
+@dataclass(frozen=True)
+class StageSummary:
+    """One stage and the step sizes of its sites, averaged over channels."""
+
+    name: str
+    sites: tuple[str, ...]
+    channels: int
+    descriptor: int
+    hidden: int
+    step_sizes: tuple[float, ...]
+    evolution_time: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One attached network. Parameters: in training, with the step sizes kept beside the weights, and folded."""
+
+    model: str
+    controller: str
+    stages: tuple[StageSummary, ...]
+    skipped: tuple[str, ...]
+    parameters_train: int
+    parameters_with_steps: int
+    parameters_folded: int
+    gflops: float
+    gflops_controller: float
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"{self.model} with controller {self.controller}"]
+        for stage in self.stages:
+            steps = " ".join(f"{dt:.3f}" for dt in stage.step_sizes)
+            lines.append(
+                f"  {stage.name}: {len(stage.sites)} sites, {stage.channels} channels, "
+                f"descriptor {stage.descriptor}, T {stage.evolution_time:.3f}: {steps}"
+            )
+        millions = (self.parameters_train / 1e6, self.parameters_with_steps / 1e6, self.parameters_folded / 1e6)
+        lines.append("  parameters (train / with steps / folded): {:.2f}M / {:.2f}M / {:.2f}M".format(*millions))
+        lines.append(f"  GFLOPs: {self.gflops:.2f} (controller {self.gflops_controller:.3f})")
+        return "\n".join(lines)
+
+
+def summary(net: nn.Module, input_size: tuple[int, int, int] = (3, 224, 224)) -> Summary:
+    """Look inside an attached network. ``input_size`` (channels, height, width) is for the multiply-adds."""
+    attached = find_attached(net)
+    base = detach(attached)
+    folded = count_parameters(base)
+    kept = sum(stage.channels * len(stage.sites) for stage in attached.stepping.stages)
+    return Summary(
+        model=type(base).__name__,
+        controller=str(attached.stepping.controller),
+        stages=tuple(_stages(attached)),
+        skipped=tuple(skipped_blocks(base, list(attached.stepping.stages))),
+        parameters_train=count_parameters(attached),
+        parameters_with_steps=folded + kept,
+        parameters_folded=folded,
+        gflops=multiply_adds(base, input_size) / 1e9,
+        gflops_controller=controller_multiply_adds(attached) / 1e9,
+    )
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def multiply_adds(model: nn.Module, input_size: tuple[int, int, int]) -> int:
+    """Multiply-adds of convolutions and matrix products for one image, counted on shapes alone."""
+    shadow = copy.deepcopy(model).to("meta").eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        shadow(torch.empty(1, *input_size, device="meta"))
+    return counter.get_total_flops() // 2
+
+
+def controller_multiply_adds(attached: Attached) -> int:
+    """What the controllers add to one training step: their matrix products, and one pass to average what they read."""
+    averaged = sum(
+        detach(attached).get_parameter(f"{conv}.weight").numel()
+        for stage, controller in attached.controlled()
+        if controller.reads_weights
+        for site in stage.sites
+        for conv in site.convs
+    )
+    return averaged + sum(controller.multiply_adds() for _, controller in attached.controlled())
+
+
+def _stages(attached: Attached) -> Iterator[StageSummary]:
+    for (stage, controller), dt in zip(attached.controlled(), step_sizes(attached).values(), strict=True):
+        yield StageSummary(
+            name=stage.name,
+            sites=tuple(site.path for site in stage.sites),
+            channels=stage.channels,
+            descriptor=stage.descriptor,
+            hidden=controller.shape.hidden,
+            step_sizes=tuple(dt.mean(1).tolist()),
+            evolution_time=evolution_time(dt).mean().item(),
+        )
