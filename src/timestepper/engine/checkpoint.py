@@ -1,0 +1,123 @@
+"""Checkpoints: immutable, verified files. The newest sound one wins; damage is named, never loaded."""
+
+import io
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from timestepper.engine.files import remove_leftovers, write_atomic
+from timestepper.errors import CheckpointError, DivergedError
+
+FORMAT = 1
+KEEP = 2
+
+
+class Checkpoints:
+    """The files ``step-00000048.pt`` of one folder."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def create(self) -> None:
+        """Make the folder; remove what a killed process left half written."""
+        self.folder.mkdir(exist_ok=True)
+        remove_leftovers(self.folder)
+
+    def paths(self) -> list[Path]:
+        """All checkpoint files, oldest first."""
+        return sorted(self.folder.glob("step-*.pt"))
+
+    def save(self, step: int, state: Mapping[str, Any], identity: Mapping[str, Any]) -> Path:
+        """Write the checkpoint of a step, then remove all but the last two."""
+        whole = _plain({"format": FORMAT, "identity": identity, "step": step, **state}, "checkpoint", step)
+        buffer = io.BytesIO()
+        torch.save(whole, buffer)
+        path = self.folder / f"step-{step:08d}.pt"
+        write_atomic(path, buffer.getvalue())
+        for old in self.paths()[:-KEEP]:
+            if old != path:
+                old.unlink(missing_ok=True)
+        return path
+
+    def latest(self, say: Callable[[str], None] = print, set_aside: bool = False) -> tuple[Path, dict[str, Any]] | None:
+        """The newest sound checkpoint, or None where there never was one. Damaged newer ones are named.
+
+        ``set_aside`` also renames them, so that they do not count among the two that are kept.
+        """
+        damaged: list[tuple[Path, str]] = []
+        for path in reversed(self.paths()):
+            try:
+                state = read(path)
+            except CheckpointError as error:
+                damaged.append((path, str(error)))
+                continue
+            for bad, reason in damaged:
+                say(f"warning: {reason}; going back to {path.name}")
+                if set_aside:
+                    bad.rename(bad.with_name(bad.name + ".damaged"))
+            return path, state
+        if damaged:
+            reasons = "; ".join(reason for _, reason in damaged)
+            raise CheckpointError(
+                f"no sound checkpoint in {self.folder}: {reasons}; start again in another run directory"
+            )
+        return None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A checkpoint's content, after its checksums were found right: tensors and plain values, nothing else."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            wrong = archive.testzip()
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist") from None
+    except Exception as error:
+        raise CheckpointError(f"{path} is damaged or no checkpoint (not a whole zip archive)") from error
+    if wrong is not None:
+        raise CheckpointError(f"{path} is damaged (checksum of {wrong} is wrong)")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(f"{path} is refused: it holds something else than tensors and plain values") from error
+    if not isinstance(state, dict) or not {"format", "identity", "step", "model"} <= state.keys():
+        raise CheckpointError(f"{path} is no checkpoint of timestepper")
+    return state
+
+
+def check(path: Path, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint of a newer format or of another network before anything of it is loaded."""
+    if state["format"] > FORMAT:
+        raise CheckpointError(
+            f"{path} has format {state['format']}, this version reads up to {FORMAT}: update timestepper"
+        )
+    if dict(state["identity"]) != dict(identity):
+        raise CheckpointError(
+            f"{path}: checkpoint is {_describe(state['identity'])}, you asked for {_describe(identity)}; "
+            "use the matching recipe or another run directory"
+        )
+
+
+def _describe(identity: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in identity.items())
+
+
+def _plain(value: Any, name: str, step: int) -> Any:
+    """A copy that torch.load accepts without unpickling code; a NaN or infinity in it is an error."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise DivergedError(f"step {step}: {name} holds NaN or infinity; not saved, the last checkpoint is sound")
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {
+            key: _plain(item, f"{name}.{key}" if name != "checkpoint" else str(key), step)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{name}.{index}", step) for index, item in enumerate(value)]
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    raise TypeError(f"{name} is a {type(value).__name__}, which a checkpoint cannot hold")

@@ -1,0 +1,135 @@
+"""One process or many: start and stop of the process group, and the few exchanges that training needs.
+
+Only tensors travel between processes, so nothing is ever unpickled.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from timestepper.errors import DistributedError, TimestepperError
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Group:
+    """This process among all: ``rank`` of ``world``. ``active`` tells whether there is a process group."""
+
+    rank: int = 0
+    world: int = 1
+    device: torch.device = CPU
+    active: bool = False
+
+    def gather(self, row: Tensor) -> Tensor:
+        """The rows of all ranks, (world, n)."""
+        if not self.active:
+            return row.unsqueeze(0)
+        rows = [torch.empty_like(row) for _ in range(self.world)]
+        dist.all_gather(rows, row)
+        return torch.stack(rows)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Values summed over the ranks, in place."""
+        if self.active:
+            dist.all_reduce(values)
+        return values
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Give every rank the tensors of rank 0."""
+        if self.active:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
+
+    def agree(self, action: Callable[[], None]) -> None:
+        """Let rank 0 act and every rank know how it went: where it fails, the others leave with the same exit code."""
+        error: BaseException | None = None
+        if self.rank == 0:
+            try:
+                action()
+            except BaseException as caught:
+                error = caught
+        code = 0 if error is None else getattr(error, "exit_code", 1)
+        outcome = torch.tensor(code, device=self.device)
+        self.broadcast([outcome])
+        if error is not None:
+            raise error
+        if int(outcome):
+            raise SystemExit(int(outcome))
+
+
+def launched() -> bool:
+    """Whether torchrun (or its like) started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def local_rank() -> int:
+    """Number of this process on its machine: the GPU that it takes."""
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+def attempt() -> int:
+    """How often torchrun has restarted the job."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+
+
+def start(device: torch.device, timeout_seconds: float) -> Group:
+    """Join the process group where torchrun started us; call :func:`stop` in a ``finally``."""
+    if not launched():
+        return Group(device=device)
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    timeout = timedelta(seconds=timeout_seconds)
+    # torchrun may hand the same store to a restarted job, with the old keys in it: a prefix per attempt hides them.
+    agent_hosts_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        store = dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            world,
+            is_master=rank == 0 and not agent_hosts_store,
+            timeout=timeout,
+        )
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=dist.PrefixStore(f"attempt-{attempt()}", store),
+            rank=rank,
+            world_size=world,
+            timeout=timeout,
+            device_id=device if device.type == "cuda" else None,
+        )
+    except (RuntimeError, KeyError) as error:
+        raise DistributedError(
+            f"rank {rank} cannot reach the other processes ({type(error).__name__}); on several machines start "
+            "torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and the same --rdzv-endpoint everywhere"
+        ) from error
+    return Group(rank, world, device, active=True)
+
+
+def stop() -> None:
+    """Leave the process group; without this, processes abort on their way out."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def wrap(model: nn.Module, group: Group) -> nn.Module:
+    """The module whose backward averages gradients over the ranks."""
+    if not group.active:
+        return model
+    devices = [group.device] if group.device.type == "cuda" else None
+    return nn.parallel.DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+
+
+def explain(error: RuntimeError, group: Group, step: int) -> TimestepperError | None:
+    """The error to show where a runtime error means that another process is gone, else None."""
+    lost = ("gloo", "connection", "nccl", "timed out", "process group", "peer")
+    if not group.active or not any(word in str(error).lower() for word in lost):
+        return None
+    return DistributedError(
+        f"rank {group.rank} lost another process at step {step} (it died, or was silent for longer than "
+        "--dist-timeout); see its message above, then run the same command again to go on from the last checkpoint"
+    )

@@ -1,0 +1,71 @@
+"""Files that are either whole or not there."""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from timestepper.errors import DiskFullError, RunDirectoryError, TimestepperError
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file so that a kill or a full disk at any moment leaves the old one or the new one, never a part."""
+    free = shutil.disk_usage(path.parent).free
+    if free < len(data):
+        raise disk_full(path, len(data))
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise explain(error, path, len(data)) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in a folder last through a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files of a process that was killed while it wrote."""
+    for temporary in folder.glob("*.tmp"):
+        temporary.unlink(missing_ok=True)
+
+
+def explain(error: OSError, path: Path, need: int = 0) -> TimestepperError:
+    """The error to raise for a write that failed."""
+    if error.errno in _FULL:
+        return disk_full(path, need)
+    return RunDirectoryError(f"cannot write {path}: {error.strerror or error}; check that the folder is writable")
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether an error, or one that it was raised from, says that there is no space left."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def disk_full(path: Path, need: int) -> DiskFullError:
+    """No space (or a file size limit): says where and how much is needed."""
+    try:
+        free = f"{shutil.disk_usage(path.parent).free / 1e6:.1f} MB are free"
+    except OSError:
+        free = "free space is unknown"
+    return DiskFullError(
+        f"No space left for {path}: need {need / 1e6:.1f} MB, {free} (or a file size limit applies); "
+        "make room and run the same command again"
+    )

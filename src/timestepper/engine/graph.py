@@ -1,0 +1,72 @@
+"""A function of tensors, recorded once as a CUDA graph and replayed: one launch in place of thousands."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_WARMUP = 3
+
+
+class Graphed:
+    """Calls a function as it is a few times, then records it and from then on replays the record.
+
+    The first calls are ordinary ones, so nothing has to be undone, and they let cuDNN, the compiler and the allocator
+    settle. They run on a stream of their own, as recording does: backward remembers the stream that it ran on first.
+    The function must use only its inputs and memory that stays (parameters, buffers, optimiser state), and must not
+    ask the host. Inputs of other shapes run as they are. Everything is ordered with the caller's current stream.
+    """
+
+    def __init__(self, function: Callable[..., Tensor], say: Callable[[str], None] = print):
+        self._function = function
+        self._say = say
+        self._calls = 0
+        self._failed = False
+        self._stream: torch.cuda.Stream | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: tuple[Tensor, ...] = ()
+        self._output: Tensor | None = None
+
+    @property
+    def recorded(self) -> bool:
+        """Whether calls are replayed."""
+        return self._graph is not None
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        if self._graph is None and not self._failed:
+            if self._calls < _WARMUP:
+                self._calls += 1
+                return self._aside(inputs)
+            self._record(inputs)
+        if self._graph is None or self._output is None or not self._fits(inputs):
+            return self._function(*inputs)
+        for buffer, value in zip(self._inputs, inputs, strict=True):
+            buffer.copy_(value, non_blocking=True)
+        self._graph.replay()
+        return self._output
+
+    def _aside(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        current = torch.cuda.current_stream()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            output = self._function(*inputs)
+        current.wait_stream(self._stream)
+        return output
+
+    def _record(self, inputs: tuple[Tensor, ...]) -> None:
+        self._inputs = tuple(value.clone(memory_format=torch.preserve_format) for value in inputs)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+                self._output = self._function(*self._inputs)
+        except RuntimeError as error:
+            self._failed = True
+            reason = str(error).strip().partition("\n")[0][:200]
+            self._say(f"no CUDA graph: {reason}; running step by step")
+            return
+        self._graph = graph
+
+    def _fits(self, inputs: tuple[Tensor, ...]) -> bool:
+        return all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(self._inputs, inputs, strict=True))

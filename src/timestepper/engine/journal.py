@@ -1,0 +1,141 @@
+"""What a run writes down: metrics, times, TensorBoard, checkpoints, status; so the loop itself sees no files."""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from timestepper.engine.checkpoint import Checkpoints, check
+from timestepper.engine.files import write_atomic
+from timestepper.engine.metrics import JsonLines, read_lines
+from timestepper.engine.progress import Display
+from timestepper.engine.rundir import METRICS, RECIPE, TENSORBOARD, TIMING, RunDirectory, read_status
+from timestepper.engine.tensorboard import TensorBoard
+from timestepper.errors import CheckpointError
+
+
+class Journal:
+    """Writes nothing: for every process but the first, and for a loop without a folder."""
+
+    def step(self, step: int, epoch: int, loss: float, accuracy: float, images: float) -> None:
+        """An update has come in; loss and accuracy are means since the last logged line."""
+
+    def interval(self, line: dict[str, Any]) -> None:
+        """A line of metrics."""
+
+    def epoch(self, line: dict[str, Any], columns: Mapping[str, float], epochs: int) -> None:
+        """The line of an epoch's end."""
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Write a checkpoint."""
+
+    def last_saved(self) -> str:
+        """Which checkpoint a restart would go on from, in words."""
+        return "nothing was saved"
+
+
+class FolderJournal(Journal):
+    """Writes into a run directory."""
+
+    def __init__(
+        self,
+        folder: RunDirectory,
+        *,
+        identity: Mapping[str, Any],
+        recipe: str,
+        steps: int,
+        epochs: int,
+        display: Display,
+        tensorboard: bool = True,
+    ):
+        self.folder, self.display, self.identity, self.recipe = folder, display, identity, recipe
+        self.steps, self.epochs = steps, epochs
+        self._wants_tensorboard = tensorboard
+        self._checkpoints = Checkpoints(folder.checkpoints)
+        self._checkpoints.create()
+        self._tensorboard: TensorBoard | None = None
+        self._saved: str | None = None
+        self._mark = time.monotonic()
+        self._images = 0.0
+
+    # -- start and end -----------------------------------------------------------------------------------------------
+
+    def find(self) -> dict[str, Any] | None:
+        """The state to go on from, checked to be of this network; None for a run that never saved anything."""
+        found = self._checkpoints.latest(self.display.say, set_aside=True)
+        if found is None:
+            if (read_status(self.folder.path) or {}).get("checkpoint") or _size(self.folder.path / METRICS):
+                raise CheckpointError(
+                    f"{self.folder.path} holds the log of a run and no checkpoint; put its checkpoints back or start "
+                    "again in another run directory"
+                )
+            return None
+        path, state = found
+        check(path, state, self.identity)
+        self._saved = path.name
+        return state
+
+    def open(self, state: dict[str, Any] | None) -> None:
+        """Cut the logs back to the state and go on writing."""
+        path, step = self.folder.path, state["step"] if state else 0
+        self._metrics = JsonLines(path / METRICS, state["metrics_bytes"] if state else 0)
+        times = [line for line in read_lines(path / TIMING) if line["step"] <= step]
+        write_atomic(path / TIMING, "".join(json.dumps(line) + "\n" for line in times).encode())
+        self._times = JsonLines(path / TIMING, _size(path / TIMING))
+        if self._wants_tensorboard:
+            self._tensorboard = TensorBoard(path / TENSORBOARD, read_lines(path / METRICS), self.epochs)
+        write_atomic(path / RECIPE, self.recipe.encode())
+        self.status("running", step)
+        self.display.start(step, self.steps)
+        self._mark = time.monotonic()
+
+    def status(self, state: str, step: int, **fields: Any) -> None:
+        """Bring status.json up to date."""
+        self.folder.status(state, step=step, steps=self.steps, checkpoint=self._saved, **fields)
+
+    def close(self) -> None:
+        """Close every file; the lock stays with the folder."""
+        self.display.stop()
+        for part in (getattr(self, "_metrics", None), getattr(self, "_times", None), self._tensorboard):
+            if part is not None:
+                part.close()
+
+    # -- while it runs -----------------------------------------------------------------------------------------------
+
+    def step(self, step: int, epoch: int, loss: float, accuracy: float, images: float) -> None:
+        self._images += images
+        self.display.step(step, epoch, loss, accuracy, images)
+
+    def interval(self, line: dict[str, Any]) -> None:
+        self._metrics.write(line)
+        if self._tensorboard is not None:
+            self._tensorboard.write(line)
+
+    def epoch(self, line: dict[str, Any], columns: Mapping[str, float], epochs: int) -> None:
+        self.interval(line)
+        self._note_time(line["step"])
+        figures = {f"{part} {name}": line[part][name] for part in ("train", "test") for name in line.get(part, {})}
+        shown = {name: value for name, value in figures.items() if name.endswith(("loss", " error"))}
+        self.display.epoch(line["epoch"], epochs, shown, columns)
+        self.status("running", line["step"])
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        written = {**state, "recipe": self.recipe, "metrics_bytes": self._metrics.sync()}
+        self._note_time(step)
+        self._saved = self._checkpoints.save(step, written, self.identity).name
+        self.status("running", step)
+
+    def last_saved(self) -> str:
+        return f"the last checkpoint is {self._saved}" if self._saved else super().last_saved()
+
+    def _note_time(self, step: int) -> None:
+        """Seconds and images since the last note of this process; the sum over the file is the run's time."""
+        now = time.monotonic()
+        if self._images:
+            self._times.write({"step": step, "seconds": now - self._mark, "images": self._images})
+        self._mark, self._images = now, 0.0
+
+
+def _size(path: os.PathLike[str]) -> int:
+    return os.stat(path).st_size if os.path.exists(path) else 0

@@ -1,0 +1,75 @@
+"""metrics.jsonl: one line per logged interval and one per epoch, cut back on resume so that every step stands once.
+
+Every value in it is a function of the recipe; times go to timing.jsonl, so a run that was killed and resumed has the
+same metrics file, byte for byte, as one that was not.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from timestepper.engine.files import explain
+from timestepper.errors import CheckpointError
+
+
+class JsonLines:
+    """A file of JSON lines that grows at its end and can be cut back to an earlier size."""
+
+    def __init__(self, path: Path, size: int = 0):
+        self.path = path
+        try:
+            self._file = open(path, "ab")  # noqa: SIM115
+            present = self._file.tell()
+            if present < size:
+                raise CheckpointError(
+                    f"{path} has {present} bytes, the checkpoint was saved at {size}: restore the file or start again "
+                    "in another run directory"
+                )
+            self._file.truncate(size)
+            self._file.seek(size)
+        except OSError as error:
+            raise explain(error, path) from error
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Add a line."""
+        try:
+            self._file.write((json.dumps(line) + "\n").encode())
+            self._file.flush()
+        except OSError as error:
+            raise explain(error, self.path, 1000) from error
+
+    def sync(self) -> int:
+        """Make all lines last through a power cut; the size to cut back to."""
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file; one that a killed process left half written is passed over."""
+    if path.exists():
+        for line in path.read_text().splitlines():
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue
+
+
+class Sums:
+    """Loss and accuracy summed over samples, as plain floats that a checkpoint can hold."""
+
+    def __init__(self, values: list[float] | None = None):
+        self.values = list(values or (0.0, 0.0, 0.0))
+
+    def add(self, loss: float, correct: float, count: float) -> None:
+        """``loss`` is a mean over ``count`` samples."""
+        self.values = [self.values[0] + loss * count, self.values[1] + correct, self.values[2] + count]
+
+    def means(self) -> dict[str, float]:
+        """Loss and error; empty where nothing was added."""
+        loss, correct, count = self.values
+        return {"loss": loss / count, "error": (count - correct) / count} if count else {}

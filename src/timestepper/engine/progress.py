@@ -1,0 +1,80 @@
+"""What a person sees while a run goes on: a live line in a terminal, one plain line per epoch elsewhere."""
+
+import sys
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+class Display:
+    """Shows a run. ``quiet`` shows nothing at all (every process but the first)."""
+
+    def __init__(self, quiet: bool = False):
+        self._quiet = quiet
+        self._console = Console(file=sys.stdout, soft_wrap=True, highlight=False)
+        self._live: Progress | None = None
+        self._task: TaskID | None = None
+        self._extra = ""
+        self._speed = _Speed()
+
+    def start(self, step: int, steps: int) -> None:
+        """Begin at a step of a run of so many."""
+        self._speed = _Speed()
+        if self._quiet or not self._console.is_terminal:
+            return
+        self._live = Progress(
+            TextColumn("epoch {task.fields[epoch]}  step {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(bar_width=20),
+            TextColumn("loss {task.fields[loss]}  accuracy {task.fields[accuracy]}  {task.fields[speed]} images/s"),
+            TextColumn("{task.fields[extra]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._task = self._live.add_task(
+            "", total=steps, completed=step, epoch="-", loss="-", accuracy="-", speed="-", extra=self._extra
+        )
+        self._live.start()
+
+    def step(self, step: int, epoch: int, loss: float, accuracy: float, images: float) -> None:
+        """One update has come in."""
+        self._speed.add(images)
+        if self._live is not None and self._task is not None:
+            fields = {"loss": f"{loss:.3f}", "accuracy": f"{accuracy:.1%}", "speed": f"{self._speed.value:,.0f}"}
+            self._live.update(self._task, completed=step, epoch=epoch, extra=self._extra, **fields)
+
+    def epoch(self, epoch: int, epochs: int, figures: Mapping[str, float], columns: Mapping[str, float]) -> None:
+        """An epoch has ended; ``columns`` stay visible during the next."""
+        self._extra = "  ".join(f"{name} {value:.3f}" for name, value in columns.items())
+        text = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
+        speed = f"{self._speed.value:,.0f} images/s"
+        self.say("  ".join(part for part in (f"epoch {epoch}/{epochs}", text, self._extra, speed) if part))
+
+    def say(self, line: str) -> None:
+        """One line, above the live one where there is one."""
+        if not self._quiet:
+            self._console.print(line, markup=False)
+
+    def stop(self) -> None:
+        """Leave the terminal as it was."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+class _Speed:
+    """Images per second over the last second or so."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._images = 0.0
+        self._since = time.monotonic()
+
+    def add(self, images: float) -> None:
+        self._images += images
+        passed = time.monotonic() - self._since
+        if passed > 1.0 or not self.value:
+            self.value = self._images / max(passed, 1e-9)
+        if passed > 1.0:
+            self._images, self._since = 0.0, time.monotonic()

@@ -1,0 +1,96 @@
+"""A run directory: one run, one process that writes, a status that a person can read."""
+
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from timestepper.engine.files import explain, remove_leftovers, write_atomic
+from timestepper.errors import RunDirectoryError
+
+LOCK, STATUS, RECIPE, METRICS, TIMING = "run.lock", "status.json", "recipe.toml", "metrics.jsonl", "timing.jsonl"
+CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"
+_OWN = {LOCK, STATUS, RECIPE, METRICS, TIMING, CHECKPOINTS, TENSORBOARD}
+
+
+class RunDirectory:
+    """Holds the lock of a run directory from construction to :meth:`close` (or the death of the process)."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            # A lock of this kind belongs to the process alone: loader workers that outlive a killed run do not hold it.
+            self._lock = open(path / LOCK, "a+")  # noqa: SIM115
+        except OSError as error:
+            raise explain(error, path / LOCK) from error
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.seek(0)
+            owner = self._lock.read().strip() or "another process"
+            self._lock.close()
+            raise RunDirectoryError(
+                f"{path} is in use by {owner}; wait for it, stop it, or choose another --run-dir"
+            ) from None
+        try:
+            self._prepare()
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self) -> None:
+        strangers = sorted(item.name for item in self.path.iterdir() if item.name not in _OWN)
+        if strangers and not (self.path / STATUS).exists():
+            raise RunDirectoryError(
+                f"{self.path} holds {', '.join(strangers[:3])}{' ...' if len(strangers) > 3 else ''} and no run; "
+                "choose an empty or new folder"
+            )
+        try:
+            self._lock.truncate(0)
+            self._lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+            self._lock.flush()
+        except OSError as error:
+            raise explain(error, self.path / LOCK, 100) from error
+        remove_leftovers(self.path)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINTS
+
+    def status(self, state: str, **fields: Any) -> None:
+        """Say where the run stands: running, interrupted, failed or finished."""
+        content = {"state": state, "pid": os.getpid(), "host": socket.gethostname(), "time": _now(), **fields}
+        write_atomic(self.path / STATUS, (json.dumps(content, indent=2) + "\n").encode())
+
+    def close(self) -> None:
+        """Give the lock back."""
+        self._lock.close()
+
+
+def read_status(path: Path) -> dict[str, Any] | None:
+    """The status of a run directory, None where there is none; a run whose process is gone is ``killed``."""
+    try:
+        status = json.loads((path / STATUS).read_text())
+    except (OSError, ValueError):
+        return None
+    if status.get("state") == "running" and status.get("host") == socket.gethostname() and not _alive(status["pid"]):
+        status["state"] = "killed"
+    return status
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

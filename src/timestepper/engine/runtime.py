@@ -1,0 +1,96 @@
+"""Where and how a model runs: device, precision, memory layout, compilation, CUDA graphs."""
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from timestepper.engine.graph import Graphed
+from timestepper.errors import RecipeError
+
+DEVICES = ("auto", "cpu", "cuda")
+PRECISIONS = ("float32", "tf32", "bf16")
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """How to run a model. ``say`` receives one line for each thing that was asked for and is not possible."""
+
+    device: torch.device
+    precision: str = "float32"
+    compile: bool = False
+    cuda_graph: bool = False
+    channels_last: bool = False
+    deterministic: bool = False
+    say: Callable[[str], None] = print
+
+    def configure(self) -> None:
+        """Set what torch keeps per process: TF32, benchmarking and determinism."""
+        fast = self.precision == "tf32"
+        torch.backends.cuda.matmul.allow_tf32 = fast
+        torch.backends.cudnn.allow_tf32 = fast
+        torch.backends.cudnn.benchmark = not self.deterministic
+        if self.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(self.deterministic)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """Move a model to the device and layout; compile it in place, which keeps its state-dict keys clean."""
+        model.to(self.device)
+        if self.channels_last:
+            model.to(memory_format=torch.channels_last)
+        if self.compile:
+            model.compile()
+        return model
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """The precision of a forward pass."""
+        if self.precision != "bf16":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+    def call(self, model: nn.Module, inner: nn.Module, images: Tensor) -> Tensor:
+        """The model's logits; ``inner`` is the compiled part of it. A compiler that fails is told of and left out."""
+        if self.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        if inner._compiled_call_impl is None:
+            return model(images)
+        from torch._dynamo.exc import TorchDynamoException
+
+        try:
+            return model(images)
+        except TorchDynamoException as error:
+            self.say(f"not compiled: {type(error).__name__}: {_first_line(error)}; going on without torch.compile")
+            inner._compiled_call_impl = None
+            return model(images)
+
+    def graphed(self, function: Callable[..., Tensor], distributed: bool = False) -> Callable[..., Tensor]:
+        """The function through a CUDA graph where that was asked for and is possible, else the function itself."""
+        if not self.cuda_graph:
+            return function
+        reason = "there is no CUDA device" if self.device.type != "cuda" else "several processes" if distributed else ""
+        if reason:
+            self.say(f"no CUDA graph: {reason}; running step by step")
+            return function
+        return Graphed(function, self.say)
+
+
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """``auto`` takes this process's GPU where there is one."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise RecipeError("runtime.device is cuda, and torch sees no CUDA device; use runtime.device=cpu or auto")
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise RecipeError(f"process {local_rank} of this machine has no GPU: {count} present; start fewer processes")
+    return torch.device("cuda", local_rank)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:200]

@@ -1,0 +1,49 @@
+"""Signals become two integers that the loop polls; nothing else happens inside a handler."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from types import FrameType
+
+# One Ctrl-C reaches a worker of torchrun twice: from the terminal and from torchrun itself.
+_ECHO_SECONDS = 2.0
+
+
+class Signals:
+    """``stop`` is the number of the signal that asked to stop (0: none); ``save`` is set by SIGUSR1."""
+
+    def __init__(self) -> None:
+        self.stop = 0
+        self.save = 0
+        self._since = 0.0
+        self._previous: dict[int, object] = {}
+
+    def install(self) -> "Signals":
+        """Catch SIGINT and SIGTERM (save, then stop; a second one leaves at once) and SIGUSR1 (save and go on)."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._on_stop)
+        self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_save)
+        return self
+
+    def restore(self) -> None:
+        """Put back the handlers that were there before."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._previous.clear()
+
+    def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.stop == 0:
+            self.stop, self._since = number, now
+            with contextlib.suppress(OSError):
+                os.write(sys.stderr.fileno(), b"\nstopping after this step; once more to leave at once\n")
+        elif "TORCHELASTIC_RUN_ID" not in os.environ or now - self._since > _ECHO_SECONDS:
+            for worker in multiprocessing.active_children():
+                worker.kill()
+            os._exit(128 + number)
+
+    def _on_save(self, number: int, frame: FrameType | None) -> None:
+        self.save = 1

@@ -1,0 +1,63 @@
+"""TensorBoard's files: a view of metrics.jsonl, written anew on resume so that every step stands in them once."""
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from timestepper.engine.files import explain
+
+_PIXELS = 6  # edge of a heat map's cell
+
+
+class TensorBoard:
+    """Scalars of every line; a heat map over depth and time of every profile that the epochs report."""
+
+    def __init__(self, folder: Path, earlier: Iterable[dict[str, Any]], epochs: int):
+        from torch.utils.tensorboard import SummaryWriter
+
+        shutil.rmtree(folder, ignore_errors=True)
+        # purge_step tells a TensorBoard that is watching to forget what it read from the removed files.
+        self._writer = SummaryWriter(str(folder), purge_step=0)
+        self._folder = folder
+        self._epochs = epochs
+        self._profiles: dict[str, list[list[float]]] = {}
+        for line in earlier:
+            self.write(line)
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Show a line of metrics.jsonl."""
+        try:
+            self._write(line)
+        except OSError as error:
+            raise explain(error, self._folder, 100_000) from error
+
+    def _write(self, line: dict[str, Any]) -> None:
+        step = line["step"]
+        if line["kind"] == "step":
+            for name in ("loss", "error", "lr"):
+                self._writer.add_scalar(f"train/{name}", line[name], step)
+            return
+        for part in ("train", "test"):
+            for name, value in line.get(part, {}).items():
+                self._writer.add_scalar(f"epoch/{part}_{name}", value, step)
+        for name, value in line.get("scalars", {}).items():
+            self._writer.add_scalar(name, value, step)
+        for name, profile in line.get("profiles", {}).items():
+            self._profiles.setdefault(name, []).append(profile)
+            if line["epoch"] == self._epochs or line["epoch"] % max(1, self._epochs // 20) == 0:
+                self._writer.add_image(name, heat_map(self._profiles[name]), step, dataformats="HWC")
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def heat_map(rows: list[list[float]]) -> np.ndarray:
+    """Time from left to right, depth from top to bottom, colour from 0 to the largest value: an RGB image."""
+    from matplotlib import colormaps
+
+    values = np.asarray(rows, dtype=float).T
+    colours = colormaps["viridis"](values / max(values.max(), 1e-12))[..., :3]
+    return (colours.repeat(_PIXELS, axis=0).repeat(_PIXELS, axis=1) * 255).astype(np.uint8)
