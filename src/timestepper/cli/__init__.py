@@ -16,10 +16,15 @@ app = typer.Typer(
 )
 
 # Each module holds a function of its own name, which is the command.
-COMMANDS = ("inspect",)
+COMMANDS = ("inspect", "train", "evaluate", "fold", "list", "check_data", "verify")
 
 for _name in COMMANDS:
-    app.command(_name)(getattr(importlib.import_module(f"timestepper.cli.{_name}"), _name))
+    app.command(_name.replace("_", "-"))(getattr(importlib.import_module(f"timestepper.cli.{_name}"), _name))
+
+
+@app.callback()
+def _commands() -> None:
+    """A group even while it has one command."""
 
 
 def main() -> None:

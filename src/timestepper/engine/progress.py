@@ -41,8 +41,15 @@ class Display:
         """One update has come in."""
         self._speed.add(images)
         if self._live is not None and self._task is not None:
-            fields = {"loss": f"{loss:.3f}", "accuracy": f"{accuracy:.1%}", "speed": f"{self._speed.value:,.0f}"}
-            self._live.update(self._task, completed=step, epoch=epoch, extra=self._extra, **fields)
+            self._live.update(
+                self._task,
+                completed=step,
+                epoch=epoch,
+                loss=f"{loss:.3f}",
+                accuracy=f"{accuracy:.1%}",
+                speed=f"{self._speed.value:,.0f}",
+                extra=self._extra,
+            )
 
     def epoch(self, epoch: int, epochs: int, figures: Mapping[str, float], columns: Mapping[str, float]) -> None:
         """An epoch has ended; ``columns`` stay visible during the next."""

@@ -1,0 +1,26 @@
+"""timestepper evaluate: the test error of a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="run directory")],
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Evaluate the newest sound checkpoint of RUN, and its folded twin where it has controllers."""
+    import json as json_format
+
+    from timestepper.engine.runtime import choose_device
+    from timestepper.experiment import build, finish
+
+    trained = finish.restore(run)
+    figures = finish.evaluate(trained, build.runtime(trained.recipe, choose_device(device), print))
+    if json:
+        print(json_format.dumps({"checkpoint": str(trained.path), **figures}, indent=2))
+        return
+    print(f"checkpoint    {trained.path}")
+    print("\n".join(finish.summary_lines(figures)))

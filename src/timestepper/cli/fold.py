@@ -1,0 +1,21 @@
+"""timestepper fold: the plain network of a run, step sizes baked in."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def fold(
+    run: Annotated[Path, typer.Argument(help="run directory")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="safetensors file to write; its sha256 goes beside it")
+    ],
+) -> None:
+    """Fold the newest sound checkpoint of RUN into a plain network's weights."""
+    from timestepper import saving
+    from timestepper.experiment import finish
+
+    trained = finish.restore(run)
+    saving.save_folded(trained.model, output)
+    print(f"{output}: plain {trained.recipe.model.name} of {trained.path}")

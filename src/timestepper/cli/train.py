@@ -1,0 +1,37 @@
+"""timestepper train: train a recipe, or go on where its run directory stands."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    recipe: Annotated[
+        str, typer.Argument(help="a TOML file or a shipped recipe such as smoke/digits")
+    ] = "smoke/digits",
+    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value …", show_default=False)] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="by default runs/RECIPE; a run that is there goes on")] = None,
+    override: Annotated[bool, typer.Option("--override", help="go on although the recipe has changed")] = False,
+    workers: Annotated[int | None, typer.Option(help="processes that decode image files")] = None,
+    dist_timeout: Annotated[float, typer.Option(help="seconds to wait for another process")] = 600.0,
+    results: Annotated[Path | None, typer.Option(help="also write the record of the finished run here")] = None,
+    fields: Annotated[bool, typer.Option("--fields", help="list all that a recipe may say, and stop")] = False,
+) -> None:
+    """Train RECIPE. Stop it at any time; the same command goes on from there, on a CPU to the same bits."""
+    from timestepper.experiment.load import describe_fields, load, short_name
+    from timestepper.experiment.start import start
+
+    if fields:
+        print("\n".join(describe_fields()))
+        return
+    changes = [*(overrides or []), *([f"data.workers={workers}"] if workers is not None else [])]
+    code = start(
+        load(recipe, changes),
+        name=short_name(recipe),
+        run_dir=run_dir,
+        override=override,
+        dist_timeout=dist_timeout,
+        results=results,
+    )
+    raise typer.Exit(code)

@@ -1,0 +1,177 @@
+"""A recipe made real: data, network, optimiser, schedule. The one place where method and engine meet."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from timestepper import data
+from timestepper.adapters import create_model, find_stages
+from timestepper.api import attach, evolution_time, step_sizes
+from timestepper.controllers import parse
+from timestepper.engine import optimiser as optimisers
+from timestepper.engine.distributed import Group
+from timestepper.engine.loop import Observation, Plan
+from timestepper.engine.runtime import Runtime
+from timestepper.engine.schedule import Schedule
+from timestepper.errors import RecipeError
+from timestepper.experiment.schema import Recipe
+
+
+def dataset(recipe: Recipe) -> data.Dataset:
+    """The data set, verified."""
+    wanted = recipe.data
+    return data.open_dataset(wanted.name, wanted.root, download=wanted.download, size=wanted.size, resize=wanted.resize)
+
+
+def train_loader(recipe: Recipe, images: Any, runtime: Runtime, group: Group) -> data.Loader:
+    """Shuffled, augmented batches."""
+    wanted = recipe.data
+    return _loader(recipe, images, runtime, group, batch_size=wanted.batch_size, augment=wanted.augment, training=True)
+
+
+def test_loader(recipe: Recipe, images: Any, runtime: Runtime, group: Group) -> data.Loader:
+    """Every image once, in order, in batches of one size."""
+    return _loader(recipe, images, runtime, group, batch_size=recipe.data.test_batch_size, training=False)
+
+
+def _loader(recipe: Recipe, images: Any, runtime: Runtime, group: Group, **options: Any) -> data.Loader:
+    return data.loader(
+        images,
+        seed=recipe.run.seed,
+        rank=group.rank,
+        world=group.world,
+        device=runtime.device,
+        workers=recipe.data.workers,
+        memory_format=torch.channels_last if runtime.channels_last else torch.contiguous_format,
+        **options,
+    )
+
+
+def network(recipe: Recipe, images: Any) -> nn.Module:
+    """The network with its controllers, freshly initialised from the recipe's seed, on the CPU."""
+    torch.manual_seed(recipe.run.seed)
+    model = create_model(
+        recipe.model.name,
+        num_classes=images.classes,
+        in_chans=images.input_shape[0],
+        original_stride=recipe.model.original_stride,
+    )
+    if recipe.model.last_norm_init is not None:
+        _fill_last_norms(model, recipe.model.last_norm_init)
+    if recipe.controller.kind == "none":
+        return model
+    return attach(
+        model,
+        controller_name(recipe),
+        reduction=recipe.controller.reduction,
+        descriptor_gradient=recipe.controller.descriptor_gradient,
+    )
+
+
+def _fill_last_norms(model: nn.Module, value: float) -> None:
+    for stage in find_stages(model):
+        for path in (path for site in stage.sites for path in site.last):
+            layer = model.get_submodule(path)
+            if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                raise RecipeError(
+                    f"model.last_norm_init: branches end in {path}, a {type(layer).__name__}, no batch norm"
+                )
+            nn.init.constant_(layer.weight, value)
+
+
+def controller_name(recipe: Recipe) -> str:
+    """The controller as ``attach`` takes it, ``none`` for a plain network."""
+    kind, value = recipe.controller.kind, recipe.controller.value
+    return kind if kind == "none" else str(parse(kind if value is None else f"{kind}({value!r})"))
+
+
+def identity(recipe: Recipe, images: Any) -> dict[str, Any]:
+    """What a checkpoint must agree in before any of it is loaded."""
+    found: dict[str, Any] = {"model": recipe.model.name, "classes": images.classes, "channels": images.input_shape[0]}
+    if recipe.model.original_stride:
+        found["original_stride"] = True
+    found["controller"] = controller_name(recipe)
+    if recipe.controller.reduction is not None:
+        found["reduction"] = recipe.controller.reduction
+    return found
+
+
+def optimiser(recipe: Recipe, model: nn.Module) -> torch.optim.SGD:
+    """Two groups: the network and its controllers, so that their weight decay can differ."""
+    named = list(model.named_parameters())
+    groups = {
+        "network": optimisers.Group([p for name, p in named if not name.startswith("controllers.")]),
+        "controllers": optimisers.Group(
+            [p for name, p in named if name.startswith("controllers.")], recipe.controller.weight_decay
+        ),
+    }
+    wanted = recipe.optimiser
+    return optimisers.build(
+        groups, lr=wanted.lr, momentum=wanted.momentum, nesterov=wanted.nesterov, weight_decay=wanted.weight_decay
+    )
+
+
+def schedule(recipe: Recipe, steps_per_epoch: int) -> Schedule:
+    """The learning rate of every step."""
+    wanted = recipe.schedule
+    return Schedule(
+        lr=recipe.optimiser.lr,
+        epochs=recipe.run.epochs,
+        steps_per_epoch=steps_per_epoch,
+        law=wanted.law,
+        milestones=wanted.milestones,
+        every=wanted.every,
+        factor=wanted.factor,
+        warmup_epochs=wanted.warmup_epochs,
+    )
+
+
+def plan(recipe: Recipe) -> Plan:
+    """When to log, evaluate and save."""
+    run = recipe.run
+    return Plan(
+        seed=run.seed,
+        log_steps=run.log_steps,
+        evaluate_epochs=run.evaluate_epochs,
+        checkpoint_steps=run.checkpoint_steps,
+        checkpoint_epochs=run.checkpoint_epochs,
+        checkpoint_seconds=run.checkpoint_seconds,
+    )
+
+
+def runtime(recipe: Recipe, device: torch.device, say: Callable[[str], None]) -> Runtime:
+    """How to compute, with torch set up for it."""
+    wanted = recipe.runtime
+    built = Runtime(
+        device=device,
+        precision=wanted.precision,
+        compile=wanted.compile,
+        cuda_graph=wanted.cuda_graph,
+        channels_last=wanted.channels_last,
+        deterministic=wanted.deterministic,
+        say=say,
+    )
+    if wanted.sync_bn and device.type != "cuda":
+        raise RecipeError("runtime.sync_bn needs GPUs, and this run is on the CPU; set runtime.sync_bn=false")
+    built.configure()
+    return built
+
+
+def observe(recipe: Recipe, model: nn.Module) -> Callable[[], Observation]:
+    """A look at the step sizes, for the end of every epoch."""
+    if recipe.controller.kind == "none":
+        return Observation
+
+    def look() -> Observation:
+        sizes = {stage: dt.mean(1).tolist() for stage, dt in step_sizes(model).items()}
+        means = {stage: sum(dt) / len(dt) for stage, dt in sizes.items()}
+        return Observation(
+            scalars={f"step_size/{stage}": mean for stage, mean in means.items()}
+            | {f"evolution_time/{stage}": time for stage, time in evolution_time(model).items()},
+            profiles={f"step_sizes/{stage}": dt for stage, dt in sizes.items()},
+            columns={f"dt {stage}": mean for stage, mean in means.items()},
+        )
+
+    return look

@@ -1,0 +1,231 @@
+"""Recipes: TOML files and ``key=value`` overrides in, a checked :class:`Recipe` out, and back."""
+
+import difflib
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any
+
+from timestepper.errors import RecipeError
+from timestepper.experiment.schema import Recipe
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+FOLDERS = (_PACKAGE.parents[1] / "recipes", _PACKAGE / "recipes")
+
+
+def load(reference: str, overrides: Iterable[str] = ()) -> Recipe:
+    """The recipe of a file, or a shipped one by a name such as ``smoke/digits``, with overrides applied."""
+    path = find(reference)
+    return loads(_read(path), str(path), overrides)
+
+
+def loads(text: str, source: str, overrides: Iterable[str] = ()) -> Recipe:
+    """The recipe of a TOML text; ``source`` names it in errors."""
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"{source}: not valid TOML: {error}") from None
+    origins: dict[str, str] = {}
+    for override in overrides:
+        key, value = _parse_override(override)
+        section, _, name = key.partition(".")
+        if not isinstance(tables.setdefault(section, {}), dict):
+            raise RecipeError(f"{source}: {section} must be a section, written [{section}]")
+        tables[section][name] = value
+        origins[key] = f"override {override!r}"
+    return _recipe(tables, source, origins)
+
+
+def find(reference: str) -> Path:
+    """The file that a reference means: a path, or the name of a shipped recipe."""
+    if Path(reference).is_file():
+        return Path(reference)
+    for folder in FOLDERS:
+        path = folder / f"{reference.removesuffix('.toml')}.toml"
+        if path.is_file():
+            return path
+    raise RecipeError(f"no recipe {reference!r}: no such file, and the shipped ones are {', '.join(shipped())}")
+
+
+def short_name(reference: str) -> str:
+    """What a run of this recipe is called: the name of a shipped recipe, or the file's own."""
+    path = find(reference).resolve()
+    for folder in FOLDERS:
+        if path.is_relative_to(folder):
+            return str(path.relative_to(folder).with_suffix(""))
+    return path.stem
+
+
+def shipped() -> list[str]:
+    """Names of the recipes that come with the project."""
+    return sorted(
+        str(path.relative_to(folder).with_suffix("")) for folder in FOLDERS for path in folder.rglob("*.toml")
+    )
+
+
+def dump(recipe: Recipe) -> str:
+    """The recipe as TOML, every field written out; absent ones are left out."""
+    lines: list[str] = []
+    for section, settings in sections(recipe):
+        lines += [f"[{section}]", *(f"{f.name} = {_toml(v)}" for f, v in settings if v is not None), ""]
+    return "\n".join(lines)
+
+
+def as_dict(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """The recipe as nested dictionaries."""
+    return {section: {f.name: value for f, value in settings} for section, settings in sections(recipe)}
+
+
+def sections(recipe: Recipe) -> Iterator[tuple[str, list[tuple[Field, Any]]]]:
+    """Name, fields and values of every section."""
+    for section in fields(recipe):
+        settings = getattr(recipe, section.name)
+        yield section.name, [(f, getattr(settings, f.name)) for f in fields(settings)]
+
+
+def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
+    """What changes between two recipes, without the fields that are free to change: (key, old, new)."""
+    return [
+        (f"{section}.{f.name}", before, after)
+        for (section, earlier), (_, later) in zip(sections(old), sections(new), strict=True)
+        for (f, before), (_, after) in zip(earlier, later, strict=True)
+        if before != after and not f.metadata["free"]
+    ]
+
+
+def describe_fields() -> Iterator[str]:
+    """One line per field: key, default, limits, meaning."""
+    for section, settings in sections(Recipe()):
+        for f, default in settings:
+            value = "absent" if default is None else _toml(default)
+            yield f"{section}.{f.name} = {value}  {f.metadata['text']}{_limits(f)}"
+
+
+# -- checks --------------------------------------------------------------------------------------------------------
+
+
+def _recipe(tables: Mapping[str, Any], source: str, origins: Mapping[str, str]) -> Recipe:
+    known = {section.name: section.type for section in fields(Recipe)}
+    parts = {}
+    for name, table in tables.items():
+        if name not in known:
+            raise RecipeError(f"{source}: unknown section [{name}]{_suggest(name, known)}")
+        if not isinstance(table, dict):
+            raise RecipeError(f"{source}: {name} must be a section, written [{name}]")
+        parts[name] = _section(known[name], name, table, source, origins)
+    recipe = Recipe(**parts)
+    _check_together(recipe, source)
+    return recipe
+
+
+def _section(kind: Any, section: str, table: Mapping[str, Any], source: str, origins: Mapping[str, str]) -> Any:
+    known = {f.name: f for f in fields(kind)}
+    types_of = typing.get_type_hints(kind)
+    values = {}
+    for name, value in table.items():
+        key = f"{section}.{name}"
+        where = origins.get(key, source)
+        if name not in known:
+            raise RecipeError(f"{where}: unknown key {key}{_suggest(name, known, section)}")
+        values[name] = _value(value, types_of[name], known[name], key, where)
+    return kind(**values)
+
+
+def _value(value: Any, wanted: Any, f: Field, key: str, where: str) -> Any:
+    options = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
+    if value is None and type(None) in options:
+        return None
+    kind = options[0]
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise RecipeError(f"{where}: {key} must be a list of numbers, not {value!r}")
+        return tuple(_scalar(item, float, f, key, where) for item in value)
+    return _scalar(value, kind, f, key, where)
+
+
+def _scalar(value: Any, kind: type, f: Field, key: str, where: str) -> Any:
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        names = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
+        raise RecipeError(f"{where}: {key} must be {names[kind]}, not {value!r}{_limits(f)}")
+    low, above, high = f.metadata["least"], f.metadata["above"], f.metadata["most"]
+    impossible = (
+        (f.metadata["choices"] and value not in f.metadata["choices"])
+        or (kind is float and not math.isfinite(value))
+        or (low is not None and value < low)
+        or (above is not None and value <= above)
+        or (high is not None and value > high)
+    )
+    if impossible:
+        raise RecipeError(f"{where}: {key} cannot be {value!r}{_limits(f)}")
+    return value
+
+
+def _check_together(recipe: Recipe, source: str) -> None:
+    """What single fields cannot show."""
+    fixed = recipe.controller.kind == "fixed"
+    if fixed and recipe.controller.value is None:
+        raise RecipeError(f"{source}: controller.kind fixed needs controller.value, for example 0.01")
+    if not fixed and recipe.controller.value is not None:
+        raise RecipeError(f"{source}: controller.value is only for controller.kind fixed, not {recipe.controller.kind}")
+    if recipe.schedule.warmup_epochs > recipe.run.epochs:
+        raise RecipeError(
+            f"{source}: schedule.warmup_epochs {recipe.schedule.warmup_epochs:g} is more than run.epochs "
+            f"{recipe.run.epochs}"
+        )
+    folder = recipe.data.name in ("folder", "imagenet")
+    if recipe.data.augment == "resized_crop" and not folder:
+        raise RecipeError(f"{source}: data.augment resized_crop is for image folders, not {recipe.data.name}")
+
+
+def _parse_override(override: str) -> tuple[str, Any]:
+    key, equals, text = override.partition("=")
+    if not equals or "." not in key:
+        names = [f"{section}.{f.name}" for section, settings in sections(Recipe()) for f, _ in settings]
+        near = [name for name in names if name.endswith(f".{key}")]
+        hint = f"; did you mean {near[0]}={text}?" if near else ", for example run.seed=1"
+        raise RecipeError(f"override {override!r} is not of the form section.key=value{hint}")
+    if text.lower() == "none" and key != "controller.kind" and key != "data.augment":
+        return key.strip(), None
+    try:
+        return key.strip(), tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), text
+
+
+def _suggest(name: str, known: Iterable[str], section: str = "") -> str:
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    prefix = f"{section}." if section else ""
+    guess = f"; did you mean {prefix}{near[0]}?" if near else ";"
+    return f"{guess} allowed are {', '.join(names)}"
+
+
+def _limits(f: Field) -> str:
+    words = {"least": "at least", "above": "more than", "most": "at most"}
+    parts = [f"{word} {f.metadata[name]:g}" for name, word in words.items() if f.metadata[name] is not None]
+    if f.metadata["choices"]:
+        parts.append("one of " + ", ".join(f.metadata["choices"]))
+    return f" (allowed: {' and '.join(parts)})" if parts else ""
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return repr(value)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: cannot be read: {error}") from None

@@ -1,0 +1,92 @@
+"""The record of a finished run, with all that is needed to trust it. The only writer of results/."""
+
+import hashlib
+import json
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from timestepper.engine.files import write_atomic
+from timestepper.engine.metrics import read_lines
+from timestepper.engine.rundir import TIMING
+from timestepper.errors import RecordError
+from timestepper.experiment.load import as_dict
+from timestepper.experiment.schema import Recipe
+
+SCHEMA = 1
+RECORD = "record.json"
+
+
+def make(
+    recipe: Recipe,
+    *,
+    name: str,
+    run: Path,
+    data_sha256: str,
+    device: str,
+    epochs: list[dict[str, Any]],
+    final: dict[str, Any],
+    step_sizes: dict[str, Any],
+    world: int,
+) -> dict[str, Any]:
+    """A record; ``epochs`` must reach the end of the recipe, so that a half run cannot become one."""
+    if [line["epoch"] for line in epochs] != list(range(1, recipe.run.epochs + 1)):
+        raise RecordError(f"{run} has {len(epochs)} of {recipe.run.epochs} epochs in its metrics; no record written")
+    seconds = sum(line["seconds"] for line in read_lines(run / TIMING))
+    content = {
+        "schema": SCHEMA,
+        "kind": "training",
+        "name": name,
+        "seed": recipe.run.seed,
+        "recipe": as_dict(recipe),
+        "data_sha256": data_sha256,
+        "final": final,
+        "epochs": epochs,
+        "step_sizes": step_sizes,
+        "wall_seconds": round(seconds, 1),
+        "world": world,
+        "device": device,
+        "commit": commit(),
+        "versions": {part: version(part) for part in ("timestepper", "torch", "torchvision", "timm", "numpy")}
+        | {"python": platform.python_version()},
+    }
+    return {**content, "sha256": digest(content)}
+
+
+def write(record: dict[str, Any], path: Path) -> Path:
+    """Write a record, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, (json.dumps(record, indent=1) + "\n").encode())
+    return path
+
+
+def file_name(record: dict[str, Any]) -> str:
+    """A name that says what was run; two different recipes never share one."""
+    settings = {key: value for key, value in record["recipe"].items() if key != "run"}
+    settings["run"] = {"epochs": record["recipe"]["run"]["epochs"]}
+    model = record["recipe"]["model"]["name"].replace("/", "-")
+    parts = (record["name"].replace("/", "-"), model, record["recipe"]["controller"]["kind"])
+    return f"{'_'.join(parts)}_{digest(settings)[:8]}_seed{record['seed']}.json"
+
+
+def digest(content: dict[str, Any]) -> str:
+    """sha256 of the canonical JSON, to notice a record that was edited by hand."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def commit() -> str:
+    """The commit of the source, with ``+`` where files are changed; ``unknown`` outside a checkout."""
+    here = Path(__file__).resolve().parent
+    try:
+        head = _git(here, "rev-parse", "HEAD")
+        changed = _git(here, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return head + ("+" if changed else "")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=20).stdout.strip()

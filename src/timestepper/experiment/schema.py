@@ -1,0 +1,127 @@
+"""What a recipe may say: every section, every field, its meaning, its default and its limits."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def setting(
+    default: Any,
+    text: str,
+    *,
+    choices: tuple[str, ...] = (),
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    free: bool = False,
+) -> Any:
+    """A field of a recipe. ``free`` fields do not change what is learned, so a resumed run may change them."""
+    limits = {"text": text, "choices": choices, "least": least, "above": above, "most": most, "free": free}
+    return field(default=default, metadata=limits)
+
+
+@dataclass(frozen=True)
+class Model:
+    """The network."""
+
+    name: str = setting("cifar/resnet20", "LIBRARY/MODEL: cifar/resnet56, timm/resnet50, torchvision/resnet18.")
+    original_stride: bool = setting(False, "Stride in the first 1x1 convolution of a bottleneck, as in the paper.")
+    last_norm_init: float | None = setting(None, "Initial weight of the last batch norm of each branch.", least=0)
+
+
+@dataclass(frozen=True)
+class Controller:
+    """Where the step sizes come from."""
+
+    kind: str = setting(
+        "none",
+        "Controller; none trains the plain network.",
+        choices=("none", "lstm", "two_fc", "independent", "fixed"),
+    )
+    value: float | None = setting(None, "Step size of the fixed kind.", above=0)
+    reduction: int | None = setting(None, "The paper's r; absent: 4 for basic blocks, 8 for bottlenecks.", least=1)
+    descriptor_gradient: bool = setting(True, "Whether a step size's gradient reaches the weights that it reads.")
+    weight_decay: float | None = setting(None, "Weight decay of the controllers; absent: the optimiser's.", least=0)
+
+
+@dataclass(frozen=True)
+class Data:
+    """The images."""
+
+    name: str = setting("digits", "Data set.", choices=("digits", "cifar10", "cifar100", "imagenet", "folder"))
+    root: str | None = setting(None, "Folder of the data set; absent: the usual places.", free=True)
+    download: bool = setting(False, "Fetch CIFAR where it is missing.", free=True)
+    augment: str = setting(
+        "none",
+        "Variation of training images: shift for digits, crop_flip for CIFAR, resized_crop for ImageNet.",
+        choices=("none", "shift", "crop_flip", "resized_crop"),
+    )
+    batch_size: int = setting(64, "Images per update, over all processes together.", least=1)
+    test_batch_size: int = setting(500, "Images per evaluated batch, over all processes together.", least=1, free=True)
+    size: int = setting(224, "Edge of the square input of image folders, in pixels.", least=8)
+    resize: int | None = setting(None, "Shorter side before the centre crop of image folders.", least=8)
+    workers: int = setting(0, "Processes that decode image files; images in memory need none.", least=0, free=True)
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """Stochastic gradient descent."""
+
+    lr: float = setting(0.1, "Learning rate at the start.", above=0)
+    momentum: float = setting(0.9, "Momentum.", least=0, most=0.999)
+    nesterov: bool = setting(True, "Nesterov's form of momentum.")
+    weight_decay: float = setting(1e-4, "Weight decay, on every parameter.", least=0)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate over time."""
+
+    law: str = setting("steps", "How the learning rate falls.", choices=("constant", "steps", "cosine"))
+    milestones: tuple[float, ...] = setting(
+        (0.5, 0.75), "Fractions of the run at which it is divided (law steps).", least=0, most=1
+    )
+    every: int | None = setting(None, "Divide after every so many epochs, in place of milestones (law steps).", least=1)
+    factor: float = setting(10.0, "By how much it is divided.", least=1)
+    warmup_epochs: float = setting(0.0, "Epochs of linear rise at the start.", least=0)
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """How it is computed."""
+
+    device: str = setting(
+        "auto", "Where to run; auto takes a GPU where there is one.", choices=("auto", "cpu", "cuda"), free=True
+    )
+    precision: str = setting("float32", "Arithmetic of the network.", choices=("float32", "tf32", "bf16"))
+    compile: bool = setting(False, "Use torch.compile.", free=True)
+    cuda_graph: bool = setting(False, "Run the whole update as one CUDA graph.", free=True)
+    channels_last: bool = setting(False, "Channels-last memory layout.", free=True)
+    deterministic: bool = setting(False, "Only deterministic kernels, slower; a CPU needs it not.")
+    sync_bn: bool = setting(False, "Batch-norm statistics over all processes (GPUs only).")
+
+
+@dataclass(frozen=True)
+class Run:
+    """The course of the run."""
+
+    seed: int = setting(0, "Seed of everything random.", least=0)
+    epochs: int = setting(10, "Passes over the training images.", least=1)
+    log_steps: int = setting(50, "Updates per line of metrics.jsonl.", least=1)
+    evaluate_epochs: int = setting(1, "Epochs between evaluations; the last epoch is always evaluated.", least=1)
+    checkpoint_steps: int = setting(0, "Updates between checkpoints; 0: not by updates.", least=0, free=True)
+    checkpoint_epochs: int = setting(1, "Epochs between checkpoints; 0: only at the end.", least=0, free=True)
+    checkpoint_seconds: float = setting(0.0, "Seconds between checkpoints; 0: not by the clock.", least=0, free=True)
+    tensorboard: bool = setting(True, "Write TensorBoard files.", free=True)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to train and how."""
+
+    model: Model = Model()
+    controller: Controller = Controller()
+    data: Data = Data()
+    optimiser: Optimiser = Optimiser()
+    schedule: Schedule = Schedule()
+    runtime: Runtime = Runtime()
+    run: Run = Run()

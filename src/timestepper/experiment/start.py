@@ -1,0 +1,68 @@
+"""The first second of a run, before torch is imported: signals, lock, and whether there is anything left to do."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from timestepper.engine.rundir import RECIPE, RunDirectory, read_status
+from timestepper.engine.signals import Signals
+from timestepper.errors import RunDirectoryError, TimestepperError
+from timestepper.experiment.load import differences, loads
+from timestepper.experiment.schema import Recipe
+
+
+def start(recipe: Recipe, *, name: str, run_dir: Path | None, **options: Any) -> int:
+    """Train a recipe in its run directory and print the summary; the exit code."""
+    path = run_dir or Path("runs") / name
+    signals = Signals().install()
+    folder: RunDirectory | None = None
+    try:
+        _refuse_hopeless_restart(path)
+        if _is_finished(recipe, path):
+            print(f"{path} is finished; nothing to do (timestepper evaluate {path} shows its errors)")
+            return 0
+        if os.environ.get("RANK", "0") == "0":
+            folder = RunDirectory(path)
+        return _run(recipe, name, folder, signals, options)
+    finally:
+        if folder is not None:
+            folder.close()
+        signals.restore()
+
+
+def _run(recipe: Recipe, name: str, folder: RunDirectory | None, signals: Signals, options: dict[str, Any]) -> int:
+    from timestepper.engine.loop import Interrupted
+    from timestepper.experiment.finish import summary_lines
+    from timestepper.experiment.run import Request, train
+
+    try:
+        figures = train(Request(recipe, name, folder, signals, **options))
+    except Interrupted as stop:
+        if folder is not None:
+            print(
+                f"stopped by {signal.Signals(stop.signal).name} at step {stop.step}, which is saved in {folder.path}; "
+                "the same command goes on from there",
+                file=sys.stderr,
+            )
+        return 128 + stop.signal
+    if folder is not None:
+        print("\n".join([*summary_lines(figures), f"run           {folder.path}"]))
+    return 0
+
+
+def _is_finished(recipe: Recipe, path: Path) -> bool:
+    if (read_status(path) or {}).get("state") != "finished":
+        return False
+    try:
+        return not differences(loads((path / RECIPE).read_text(), str(path / RECIPE)), recipe)
+    except (OSError, TimestepperError):
+        return False
+
+
+def _refuse_hopeless_restart(path: Path) -> None:
+    """torchrun starts a failed job again; a run that failed on its own account would only fail again."""
+    status = read_status(path)
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) and status and status["state"] == "failed":
+        raise RunDirectoryError(f"not restarted, because {path} failed by itself: {status.get('error', 'see above')}")
