@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from timestepper import equations, reparam
+from timestepper import equations, fused, reparam
 from timestepper.adapters import Stage, find_stages
 from timestepper.controllers import Controller, ControllerSpec, StageShape, parse
 from timestepper.controllers.base import at_least_float32
@@ -68,6 +68,7 @@ class Attached(nn.Module):
         self._entries = [
             reparam.entries(base, site.last, site.gate) for stage in stepping.stages for site in stage.sites
         ]
+        self.fused: bool | None = None  # kernels for the controllers: None where they can run, True or False to insist
         self.training = base.training
 
     def forward(self, *args, **kwargs):
@@ -89,6 +90,12 @@ class Attached(nn.Module):
         return list(zip(self.stepping.stages, cast(Iterable[Controller], self.controllers.values()), strict=True))
 
     def _step_sizes(self) -> list[Tensor]:
+        if self.fused is not False:
+            stages, controllers = zip(*self.controlled(), strict=True)
+            convs = [conv for stage in stages for site in stage.sites for conv in site.convs]
+            weights = [self._base.get_parameter(f"{conv}.weight") for conv in convs]
+            if fused.fits(weights, controllers, insist=self.fused is True):
+                return fused.step_sizes(weights, controllers, gradient=self.stepping.descriptor_gradient)
         return [controller(self._descriptors(stage, controller)) for stage, controller in self.controlled()]
 
     def _descriptors(self, stage: Stage, controller: Controller) -> Tensor:

@@ -1,0 +1,67 @@
+"""The LSTM controller in a handful of kernels instead of hundreds: same step sizes, same gradients.
+
+Used for float32 networks on CUDA where Triton is there; elsewhere the plain PyTorch of ``controllers`` runs. Gradients
+of gradients are not supported: switch it off with ``net.fused = False``.
+"""
+
+import importlib.util
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from timestepper.controllers.base import Controller
+from timestepper.controllers.lstm import LSTM
+from timestepper.errors import StepSizeError
+from timestepper.fused import ops
+
+_TRITON = importlib.util.find_spec("triton") is not None
+WIDEST = 256  # beyond this a stage's recurrence is better off with a matrix library
+
+
+def fits(weights: list[Tensor], controllers: Sequence[Controller], insist: bool = False) -> bool:
+    """Whether the kernels can run these weights and controllers; with ``insist`` an error says why not.
+
+    Insisting also takes the operators where they have no kernels (on a CPU, in float64): they run their reference.
+    """
+    obstacle = _obstacle(weights, controllers)
+    if obstacle is None:
+        return insist or (_TRITON and weights[0].is_cuda and weights[0].dtype == torch.float32)
+    if insist:
+        raise StepSizeError(f"the fused controller cannot run here: {obstacle}; set net.fused = None")
+    return False
+
+
+def _obstacle(weights: list[Tensor], controllers: Sequence[Controller]) -> str | None:
+    if not all(type(controller) is LSTM for controller in controllers):
+        return "only the lstm controller has kernels"
+    if any(controller.shape.hidden > WIDEST for controller in controllers):
+        return f"a stage has more than {WIDEST} hidden units"
+    parameters = [parameter for controller in controllers for parameter in controller.parameters()]
+    first = weights[0]
+    if first.dtype not in (torch.float32, torch.float64) or (first.is_cuda and first.dtype == torch.float64):
+        return f"the network is in {first.dtype}, not in float32"
+    if not all(tensor.dtype == first.dtype and tensor.device == first.device for tensor in weights + parameters):
+        return "convolutions and controllers differ in precision or device"
+    if not all(parameter.is_contiguous() for parameter in parameters) or not all(_regular(w) for w in weights):
+        return "a parameter is not stored in a regular layout"
+    return None
+
+
+def step_sizes(weights: list[Tensor], controllers: Sequence[Controller], gradient: bool = True) -> list[Tensor]:
+    """Step sizes of all stages, each (L, C); the weights are those of all described convolutions in order.
+
+    ``gradient=False`` stops the gradient at the weights.
+    """
+    shapes = [controller.shape for controller in controllers]
+    described = ops.describe(weights if gradient else [weight.detach() for weight in weights])
+    parameters = [parameter for controller in controllers for parameter in controller.parameters()]
+    numbers = [n for shape in shapes for n in (shape.sites, shape.descriptor, shape.channels, shape.hidden)]
+    steps, _, _ = ops.lstm_steps(described, parameters, numbers)
+    parts = steps.split([shape.sites * shape.channels for shape in shapes])
+    return [part.view(shape.sites, shape.channels) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _regular(weight: Tensor) -> bool:
+    """Contiguous or channels-last: the taps of a filter lie at equal distances."""
+    return weight.dim() <= 3 or weight.dim() == 4 and weight.stride(2) == weight.shape[3] * weight.stride(3)

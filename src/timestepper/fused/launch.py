@@ -1,0 +1,90 @@
+"""Launches the kernels: table, grid and block sizes for each."""
+
+import torch
+import triton
+from torch import Tensor
+
+from timestepper.fused import kernels
+from timestepper.fused.layout import GATES_X, INPUT, MATRICES, OUTPUT, Layout, to_device
+
+
+def describe(weights: list[Tensor]) -> Tensor:
+    rows, offset = [], 0
+    for weight in weights:
+        results = weight.numel() // weight.shape[1]
+        taps = results // weight.shape[0]
+        tap_stride = weight.stride(-1) if taps > 1 else 0
+        strides = (weight.stride(0), weight.stride(1), tap_stride)
+        rows.append((weight.data_ptr(), offset, results, taps, weight.shape[1], *strides))
+        offset += results
+    out = weights[0].new_empty(offset)
+    block, inputs = 64, _power(max(row[4] for row in rows), 16, 64)
+    grid = (len(rows), triton.cdiv(max(row[2] for row in rows), block))
+    kernels.describe[grid](to_device(tuple(rows), out.device), out, block, inputs)
+    return out
+
+
+def forward(described: Tensor, parameters: list[Tensor], layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+    """Step sizes, the state that backward needs, and the table on the device."""
+    rows = layout.rows([parameter.data_ptr() for parameter in parameters])
+    table = to_device(tuple(map(tuple, rows)), described.device)
+    state = described.new_empty(layout.state[-1])
+    steps = described.new_empty(layout.steps[-1])
+    _affine(table, described, state, layout, INPUT, "relu")
+    _affine(table, state, state, layout, GATES_X, "none")
+    hidden, units, warps = _recurrence(layout)
+    kernels.lstm[(len(layout.shapes),)](table, state, units, hidden, num_warps=warps)
+    _affine(table, state, steps, layout, OUTPUT, "sigmoid")
+    return steps, state, table
+
+
+def backward(
+    gradient: Tensor, steps: Tensor, described: Tensor, state: Tensor, table: Tensor, layout: Layout
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the parameters, flat in their order, and of the descriptors."""
+    output_gradient = gradient * steps * (1 - steps)
+    state_gradient = torch.empty_like(state)
+    described_gradient = torch.empty_like(described)
+    parameter_gradient = state.new_empty(layout.parameters[-1])
+    _affine_backward(table, output_gradient, state_gradient, state, layout, OUTPUT, False)
+    hidden, units, warps = _recurrence(layout)
+    kernels.lstm_backward[(len(layout.shapes),)](table, state, state_gradient, units, hidden, num_warps=warps)
+    _affine_backward(table, state_gradient, state_gradient, state, layout, GATES_X, True)
+    _affine_backward(table, state_gradient, described_gradient, described, layout, INPUT, False)
+    extents = [layout.extent(matrix) for matrix in range(MATRICES)]
+    grid = (
+        MATRICES * len(layout.shapes),
+        triton.cdiv(max(n for n, _ in extents), 32),
+        triton.cdiv(max(k for _, k in extents), 64),
+    )
+    kernels.weight_gradients[grid](
+        table, described, state, state_gradient, output_gradient, parameter_gradient, BLOCK_T=16, BLOCK_N=32, BLOCK_K=64
+    )
+    return parameter_gradient, described_gradient
+
+
+def _affine(table: Tensor, source: Tensor, target: Tensor, layout: Layout, matrix: int, activation: str) -> None:
+    n, k = layout.extent(matrix)
+    rows = 16
+    grid = (len(layout.shapes), layout.depth, triton.cdiv(n, rows))
+    kernels.affine[grid](table, source, target, matrix, activation, rows, _power(k, 16, 256))
+
+
+def _affine_backward(
+    table: Tensor, gradient: Tensor, out: Tensor, source: Tensor, layout: Layout, matrix: int, relu: bool
+) -> None:
+    n, k = layout.extent(matrix)
+    columns = _power(k, 16, 64)
+    grid = (len(layout.shapes), layout.depth, triton.cdiv(k, columns))
+    kernels.affine_backward[grid](table, gradient, out, source, matrix, relu, _power(n, 16, 64), columns)
+
+
+def _recurrence(layout: Layout) -> tuple[int, int, int]:
+    """Padded width, units per block and warps: one warp needs no barrier between warps, but holds only a narrow net."""
+    hidden = _power(max(h for _, _, _, h in layout.shapes), 16, 1 << 20)
+    units = min(hidden, max(16, 4096 // hidden))
+    return hidden, units, 1 if hidden <= 16 else 4 if hidden <= 64 else 8
+
+
+def _power(size: int, least: int, most: int) -> int:
+    return min(most, max(least, triton.next_power_of_2(size)))

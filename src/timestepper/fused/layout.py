@@ -1,0 +1,120 @@
+"""Where everything lies: the controllers of all stages share a few flat buffers, and one table says where.
+
+One kernel launch works on all stages of a network. It finds its matrices by a table of integers on the device: the
+addresses of the parameters, which do not move, and offsets into the flat buffers.
+
+    described   per stage (L, D)                          what describes each site
+    state       per stage x (L, H), gates (L, 4H), cell (L, H), hidden (L, H); its gradient has the same layout
+    steps       per stage (L, C)                          step sizes
+    gradient    per stage the seven parameters in the order of their definition
+"""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+# The four matrices of a controller, in the order of their rows in the table.
+INPUT, GATES_X, GATES_H, OUTPUT = range(4)
+MATRICES = 4
+# Columns of the table. Each row is one affine map "source (L, K) -> target (L, N)" of one stage.
+WEIGHT, BIAS, LENGTH, ROWS, COLUMNS, SOURCE, TARGET, WEIGHT_GRADIENT, BIAS_GRADIENT = range(9)
+WIDTH = 9
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Offsets that follow from the shapes (L, D, C, H) of all stages."""
+
+    shapes: tuple[tuple[int, int, int, int], ...]
+
+    @cached_property
+    def described(self) -> list[int]:
+        return _offsets([length * d for length, d, _, _ in self.shapes])
+
+    @cached_property
+    def state(self) -> list[int]:
+        return _offsets([7 * length * hidden for length, _, _, hidden in self.shapes])
+
+    @cached_property
+    def steps(self) -> list[int]:
+        return _offsets([length * channels for length, _, channels, _ in self.shapes])
+
+    @cached_property
+    def parameter_sizes(self) -> list[int]:
+        """Elements of each parameter: input weight and bias, gates' x, h and bias, output weight and bias."""
+        return [size for _, d, c, h in self.shapes for size in (h * d, h, 4 * h * h, 4 * h * h, 4 * h, c * h, c)]
+
+    @cached_property
+    def parameters(self) -> list[int]:
+        return _offsets(self.parameter_sizes)
+
+    @property
+    def depth(self) -> int:
+        return max(length for length, _, _, _ in self.shapes)
+
+    def extent(self, matrix: int) -> tuple[int, int]:
+        """The largest N and K that any stage has for a matrix."""
+        sizes = {
+            INPUT: [(h, d) for _, d, _, h in self.shapes],
+            GATES_X: [(4 * h, h) for _, _, _, h in self.shapes],
+            GATES_H: [(4 * h, h) for _, _, _, h in self.shapes],
+            OUTPUT: [(c, h) for _, _, c, h in self.shapes],
+        }[matrix]
+        return max(n for n, _ in sizes), max(k for _, k in sizes)
+
+    def rows(self, addresses: list[int]) -> list[list[int]]:
+        """The table: four rows per stage, in the order of the matrices."""
+        rows = []
+        for stage, (length, d, c, h) in enumerate(self.shapes):
+            w_in, b_in, w_x, w_h, b, w_out, b_out = addresses[7 * stage : 7 * stage + 7]
+            g_in, g_b_in, g_x, g_h, g_b, g_out, g_b_out = self.parameters[7 * stage : 7 * stage + 7]
+            x = self.state[stage]
+            gates, cell, hidden = x + length * h, x + 5 * length * h, x + 6 * length * h
+            rows += [
+                [w_in, b_in, length, h, d, self.described[stage], x, g_in, g_b_in],
+                [w_x, b, length, 4 * h, h, x, gates, g_x, g_b],
+                [w_h, b, length, 4 * h, h, hidden, cell, g_h, g_b],
+                [w_out, b_out, length, c, h, hidden, self.steps[stage], g_out, g_b_out],
+            ]
+        return rows
+
+
+@lru_cache(maxsize=256)
+def layout(shapes: tuple[int, ...]) -> Layout:
+    """The layout for L, D, C, H of each stage, given as one flat tuple."""
+    return Layout(tuple(zip(shapes[0::4], shapes[1::4], shapes[2::4], shapes[3::4], strict=True)))
+
+
+def _offsets(sizes: list[int]) -> list[int]:
+    """Where each part begins, and the total at the end."""
+    offsets = [0]
+    for size in sizes:
+        offsets.append(offsets[-1] + size)
+    return offsets
+
+
+# -- tables on the device ----------------------------------------------------------------------------------------------
+
+_captured: set[Tensor] = set()  # host tables that a CUDA graph copies from at every replay: these must live on
+
+
+def to_device(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
+    """A table on the device, copied without waiting; safe inside a CUDA graph, where the copy becomes part of it.
+
+    The device copy is made anew at every call. A copy kept between calls would lie in the memory pool of whichever
+    CUDA graph happened to be warming up.
+    """
+    host = _host_table(rows, device.type == "cuda")
+    if device.type != "cuda":
+        return host.clone()
+    if torch.cuda.is_current_stream_capturing():
+        _captured.add(host)
+    return host.to(device, non_blocking=True)
+
+
+@lru_cache(maxsize=64)
+def _host_table(rows: tuple[tuple[int, ...], ...], pinned: bool) -> Tensor:
+    table = torch.tensor(rows, dtype=torch.int64)
+    return table.pin_memory() if pinned else table
