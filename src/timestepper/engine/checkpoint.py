@@ -56,7 +56,7 @@ class Checkpoints:
                 damaged.append((path, str(error)))
                 continue
             for bad, reason in damaged:
-                say(f"warning: {reason}; going back to {path.name}")
+                say(f"{reason}; going back to {path.name}")
                 if set_aside:
                     bad.rename(bad.with_name(bad.name + ".damaged"))
             return path, state

@@ -4,6 +4,7 @@ Only tensors travel between processes, so nothing is ever unpickled.
 """
 
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -120,6 +121,8 @@ def wrap(model: nn.Module, group: Group) -> nn.Module:
     """The module whose backward averages gradients over the ranks."""
     if not group.active:
         return model
+    # Of one-channel images the first layer's gradient has other strides for its axis of length 1; nothing is lost.
+    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     devices = [group.device] if group.device.type == "cuda" else None
     return nn.parallel.DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
@@ -127,7 +130,7 @@ def wrap(model: nn.Module, group: Group) -> nn.Module:
 def explain(error: RuntimeError, group: Group, step: int) -> TimestepperError | None:
     """The error to show where a runtime error means that another process is gone, else None."""
     lost = ("gloo", "connection", "nccl", "timed out", "process group", "peer")
-    if not group.active or not any(word in str(error).lower() for word in lost):
+    if isinstance(error, TimestepperError) or not group.active or not any(word in str(error).lower() for word in lost):
         return None
     return DistributedError(
         f"rank {group.rank} lost another process at step {step} (it died, or was silent for longer than "

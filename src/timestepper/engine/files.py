@@ -50,15 +50,6 @@ def explain(error: OSError, path: Path, need: int = 0) -> TimestepperError:
     return RunDirectoryError(f"cannot write {path}: {error.strerror or error}; check that the folder is writable")
 
 
-def is_full(error: BaseException | None) -> bool:
-    """Whether an error, or one that it was raised from, says that there is no space left."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in _FULL:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
 def disk_full(path: Path, need: int) -> DiskFullError:
     """No space (or a file size limit): says where and how much is needed."""
     try:

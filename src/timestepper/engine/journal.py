@@ -63,7 +63,7 @@ class FolderJournal(Journal):
 
     def find(self) -> dict[str, Any] | None:
         """The state to go on from, checked to be of this network; None for a run that never saved anything."""
-        found = self._checkpoints.latest(self.display.say, set_aside=True)
+        found = self._checkpoints.latest(self.display.warn, set_aside=True)
         if found is None:
             if (read_status(self.folder.path) or {}).get("checkpoint") or _size(self.folder.path / METRICS):
                 raise CheckpointError(

@@ -63,6 +63,11 @@ class Display:
         if not self._quiet:
             self._console.print(line, markup=False)
 
+    def warn(self, line: str) -> None:
+        """One line that must not be missed, on stderr."""
+        if not self._quiet:
+            print(f"warning: {line}", file=sys.stderr)
+
     def stop(self) -> None:
         """Leave the terminal as it was."""
         if self._live is not None:

@@ -4,7 +4,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from types import FrameType
 
@@ -38,8 +37,9 @@ class Signals:
         now = time.monotonic()
         if self.stop == 0:
             self.stop, self._since = number, now
-            with contextlib.suppress(OSError):
-                os.write(sys.stderr.fileno(), b"\nstopping after this step; once more to leave at once\n")
+            if os.environ.get("RANK", "0") == "0":
+                with contextlib.suppress(OSError):
+                    os.write(2, b"\nstopping after this step; once more to leave at once\n")
         elif "TORCHELASTIC_RUN_ID" not in os.environ or now - self._since > _ECHO_SECONDS:
             for worker in multiprocessing.active_children():
                 worker.kill()

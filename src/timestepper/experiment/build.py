@@ -49,7 +49,7 @@ def _loader(recipe: Recipe, images: Any, runtime: Runtime, group: Group, **optio
     )
 
 
-def network(recipe: Recipe, images: Any) -> nn.Module:
+def network(recipe: Recipe, images: Any, sync_bn: bool = False) -> nn.Module:
     """The network with its controllers, freshly initialised from the recipe's seed, on the CPU."""
     torch.manual_seed(recipe.run.seed)
     model = create_model(
@@ -60,6 +60,8 @@ def network(recipe: Recipe, images: Any) -> nn.Module:
     )
     if recipe.model.last_norm_init is not None:
         _fill_last_norms(model, recipe.model.last_norm_init)
+    if sync_bn:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if recipe.controller.kind == "none":
         return model
     return attach(

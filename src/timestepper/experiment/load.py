@@ -156,7 +156,7 @@ def _scalar(value: Any, kind: type, f: Field, key: str, where: str) -> Any:
     low, above, high = f.metadata["least"], f.metadata["above"], f.metadata["most"]
     impossible = (
         (f.metadata["choices"] and value not in f.metadata["choices"])
-        or (kind is float and not math.isfinite(value))
+        or (isinstance(value, float) and not math.isfinite(value))
         or (low is not None and value < low)
         or (above is not None and value <= above)
         or (high is not None and value > high)

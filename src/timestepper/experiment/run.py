@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from timestepper import saving
 from timestepper.engine import distributed
 from timestepper.engine.distributed import Group
-from timestepper.engine.files import disk_full, is_full
 from timestepper.engine.journal import FolderJournal, Journal
 from timestepper.engine.loop import Interrupted, Training
 from timestepper.engine.progress import Display
 from timestepper.engine.rundir import RunDirectory
-from timestepper.engine.runtime import Runtime, choose_device
+from timestepper.engine.runtime import choose_device
+from timestepper.engine.schedule import Schedule
 from timestepper.engine.signals import Signals
-from timestepper.errors import TimestepperError
+from timestepper.errors import DistributedError, LoaderError, TimestepperError
 from timestepper.experiment import build, finish, record
 from timestepper.experiment.load import dump
 from timestepper.experiment.resume import reconcile
@@ -41,158 +40,153 @@ class Request:
 
 def train(request: Request) -> dict[str, Any]:
     """Train to the end, from where the run directory stands; the final figures (empty but in the first process)."""
-    recipe = request.recipe
-    device = choose_device(recipe.runtime.device, distributed.local_rank())
-    display = Display(quiet=request.folder is None)
-    group = Group(device=device)
-    position = _Position()
-    with _told(request, position, display):
+    session = Session(request)
+    with session.told():
         try:
-            group = distributed.start(device, request.dist_timeout)
-            data = build.dataset(recipe)
-            runtime = build.runtime(recipe, device, display.say)
-            _train(request, data, runtime, group, display, position)
+            session.join()
+            session.training().run()
         except RuntimeError as error:
-            raise distributed.explain(error, group, position.step) or error from error
+            if (lost := distributed.explain(error, session.group, session.step)) is not None:
+                raise lost from error
+            raise
         finally:
             distributed.stop()
-        if request.folder is None:
-            return {}
-        return _finish(request, data, runtime, group.world, display, position)
+        return {} if request.folder is None else session.finish()
 
 
-@dataclass
-class _Position:
-    """How far a run has come, for messages."""
+class Session:
+    """One process's part in a run."""
 
-    journal: FolderJournal | None = None
-    training: Training | None = None
+    def __init__(self, request: Request):
+        self.request, self.recipe = request, request.recipe
+        self.device = choose_device(self.recipe.runtime.device, distributed.local_rank())
+        self.display = Display(quiet=request.folder is None)
+        self.group = Group(device=self.device)
+        self._training: Training | None = None
+        self._journal: FolderJournal | None = None
 
     @property
     def step(self) -> int:
-        return self.training.step if self.training else 0
+        """How far the run is."""
+        return self._training.step if self._training else 0
 
+    def join(self) -> None:
+        """Meet the other processes; open the data."""
+        self.group = distributed.start(self.device, self.request.dist_timeout)
+        self.data = build.dataset(self.recipe)
+        self.runtime = build.runtime(self.recipe, self.device, self.display.say)
 
-def _train(request: Request, data: Any, runtime: Runtime, group: Group, display: Display, position: _Position) -> None:
-    recipe = request.recipe
-    train, test = (
-        build.train_loader(recipe, data.train, runtime, group),
-        build.test_loader(recipe, data.test, runtime, group),
-    )
-    schedule = build.schedule(recipe, train.steps)
-    model = build.network(recipe, data.train)
-    if recipe.runtime.sync_bn and group.active:
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    model = runtime.place(model)
-    journal: Journal = Journal()
-    state: dict[str, Any] | None = None
+    def training(self) -> Training:
+        """The run, where its folder stands."""
+        recipe, images, parts = self.recipe, self.data.train, (self.runtime, self.group)
+        batches = build.train_loader(recipe, images, *parts)
+        schedule = build.schedule(recipe, batches.steps)
+        model = self.runtime.place(build.network(recipe, images, recipe.runtime.sync_bn and self.group.active))
+        state: dict[str, Any] | None = None
 
-    def open_folder() -> None:
-        nonlocal journal, state
-        assert request.folder is not None
-        position.journal = journal = FolderJournal(
-            request.folder,
-            identity=build.identity(recipe, data.train),
-            recipe=dump(recipe),
+        def open_folder() -> None:
+            nonlocal state
+            state = self._open_folder(schedule, batches.samples)
+
+        self.group.agree(open_folder)
+        self._training = Training(
+            model,
+            build.optimiser(recipe, model),
+            schedule,
+            batches,
+            build.test_loader(recipe, self.data.test, *parts),
+            plan=build.plan(recipe),
+            runtime=self.runtime,
+            journal=self._journal or Journal(),
+            group=self.group,
+            signals=self.request.signals,
+            observe=build.observe(recipe, model),
+        )
+        self._training.load(state)
+        return self._training
+
+    def _open_folder(self, schedule: Schedule, samples: int) -> dict[str, Any] | None:
+        """The state to go on from; status.json says "running" only once nothing was refused."""
+        assert self.request.folder is not None
+        journal = FolderJournal(
+            self.request.folder,
+            identity=build.identity(self.recipe, self.data.train),
+            recipe=dump(self.recipe),
             steps=schedule.steps,
-            epochs=recipe.run.epochs,
-            display=display,
-            tensorboard=recipe.run.tensorboard,
+            epochs=schedule.epochs,
+            display=self.display,
+            tensorboard=self.recipe.run.tensorboard,
         )
         state = journal.find()
         if state is not None:
-            where = str(request.folder.path)
             state = reconcile(
                 state,
-                recipe,
-                samples=train.samples,
-                world=group.world,
-                override=request.override,
-                where=where,
-                say=display.say,
+                self.recipe,
+                samples=samples,
+                world=self.group.world,
+                override=self.request.override,
+                where=str(self.request.folder.path),
+                say=self.display.say,
             )
-            display.say(f"going on at step {state['step']} of {schedule.steps} in {where}")
+            self.display.say(f"going on at step {state['step']} of {schedule.steps} in {self.request.folder.path}")
         journal.open(state)
+        self._journal = journal
+        return state
 
-    group.agree(open_folder)
-    training = Training(
-        model,
-        build.optimiser(recipe, model),
-        schedule,
-        train,
-        test,
-        plan=build.plan(recipe),
-        runtime=runtime,
-        journal=journal,
-        group=group,
-        signals=request.signals,
-        observe=build.observe(recipe, model),
-    )
-    position.training = training
-    training.load(state)
-    training.run()
+    def finish(self) -> dict[str, Any]:
+        """Evaluate what was saved, from the file, on a fresh network; export it; write the record."""
+        assert self.request.folder is not None
+        assert self._journal is not None
+        run = self.request.folder.path
+        trained = finish.restore(run, self.recipe, self.data, self.display.say)
+        saving.write_tensors(trained.model.state_dict(), run / finish.WEIGHTS)
+        epochs = finish.epochs_of(run)
+        final = {"train": epochs[-1]["train"], "best": trained.state["best"]}
+        final |= finish.evaluate(trained, self.runtime, self._poll)
+        made = record.make(
+            self.recipe,
+            name=self.request.name,
+            run=run,
+            data_sha256=self.data.sha256,
+            device=device_name(self.device),
+            epochs=epochs,
+            final=final,
+            step_sizes=finish.final_step_sizes(trained.model),
+            world=self.group.world,
+        )
+        record.write(made, run / record.RECORD)
+        if self.request.results is not None:
+            record.write(made, self.request.results / record.file_name(made))
+        self._journal.status("finished", self.step, test_error=final["test"]["error"])
+        return final
 
+    def _poll(self) -> None:
+        if self.request.signals.stop:
+            raise Interrupted(self.request.signals.stop, self.step)
 
-def _finish(
-    request: Request, data: Any, runtime: Runtime, world: int, display: Display, position: _Position
-) -> dict[str, Any]:
-    """Evaluate what was saved, from the file, on a fresh network; export it; write the record."""
-    assert request.folder is not None
-    assert position.journal is not None
-    run = request.folder.path
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Write into status.json how it ended, once it has begun; a refused start leaves no trace."""
+        try:
+            yield
+        except Interrupted as stop:
+            self._status("interrupted", signal=stop.signal)
+            raise
+        except BaseException as error:
+            # Whether the same command would only fail again: it does after a divergence, not after a lost process.
+            hopeless = isinstance(error, TimestepperError) and not isinstance(error, DistributedError | LoaderError)
+            self._status("failed", error=f"{type(error).__name__}: {error}", hopeless=hopeless)
+            raise
+        finally:
+            self.display.stop()
+            if self._journal is not None:
+                with contextlib.suppress(Exception):
+                    self._journal.close()
 
-    def poll() -> None:
-        if request.signals.stop:
-            raise Interrupted(request.signals.stop, position.step)
-
-    trained = finish.restore(run, request.recipe, data, display.say)
-    saving.write_tensors(trained.model.state_dict(), run / finish.WEIGHTS)
-    epochs = finish.epochs_of(run)
-    final = {"train": epochs[-1]["train"], "best": trained.state["best"]} | finish.evaluate(trained, runtime, poll)
-    made = record.make(
-        request.recipe,
-        name=request.name,
-        run=run,
-        data_sha256=data.sha256,
-        device=device_name(runtime.device),
-        epochs=epochs,
-        final=final,
-        step_sizes=finish.final_step_sizes(trained.model),
-        world=world,
-    )
-    record.write(made, run / record.RECORD)
-    if request.results is not None:
-        record.write(made, request.results / record.file_name(made))
-    position.journal.status("finished", position.step, test_error=final["test"]["error"])
-    return final
-
-
-@contextlib.contextmanager
-def _told(request: Request, position: _Position, display: Display) -> Iterator[None]:
-    """Write into status.json how it ended; turn a full disk into its own error."""
-    try:
-        yield
-    except Interrupted as stop:
-        _status(position, "interrupted", signal=stop.signal)
-        raise
-    except BaseException as error:
-        if is_full(error) and not isinstance(error, TimestepperError):
-            where = request.folder.path if request.folder else Path.cwd()
-            _status(position, "failed", error=str(error))
-            raise disk_full(where / "metrics", 0) from error
-        _status(position, "failed", error=f"{type(error).__name__}: {error}")
-        raise
-    finally:
-        display.stop()
-        if position.journal is not None:
+    def _status(self, state: str, **fields: Any) -> None:
+        if self._journal is not None:
             with contextlib.suppress(Exception):
-                position.journal.close()
-
-
-def _status(position: _Position, state: str, **fields: Any) -> None:
-    if position.journal is not None:
-        with contextlib.suppress(Exception):
-            position.journal.status(state, position.step, **fields)
+                self._journal.status(state, self.step, **fields)
 
 
 def device_name(device: torch.device) -> str:

@@ -64,5 +64,5 @@ def _is_finished(recipe: Recipe, path: Path) -> bool:
 def _refuse_hopeless_restart(path: Path) -> None:
     """torchrun starts a failed job again; a run that failed on its own account would only fail again."""
     status = read_status(path)
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) and status and status["state"] == "failed":
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) and status and status.get("hopeless"):
         raise RunDirectoryError(f"not restarted, because {path} failed by itself: {status.get('error', 'see above')}")
