@@ -1,0 +1,168 @@
+"""What the paper states, as data: one TOML file per table or figure in ``claims/``, never a measured value."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from timestepper.errors import RecordError
+from timestepper.report import strict
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+FOLDER = next((path for path in (_PACKAGE.parents[1] / "claims", _PACKAGE / "claims") if path.is_dir()), Path("claims"))
+
+COUNTS = ("parameters_train", "parameters_inference", "gflops_train", "gflops_inference")
+CHECKS = ("lower", "similar", "trend", "near", "increasing", "stable", "unstable", "fewer_steps")
+QUANTITIES = (
+    "test_error",
+    "mean_test_error",
+    "noise_error",
+    "noise_loss",
+    "noise_loss_rise",
+    "first_steps",
+    "last_stage",
+    "last_stage_mean",
+    "solution",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table of results: errors in percent, parameters in millions, GFLOPs as printed."""
+
+    label: str
+    data: str
+    model: str
+    controller: str
+    paper: dict[str, float]
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class Formula:
+    """One line of Table 1."""
+
+    label: str
+    controller: str
+    training: str
+    inference: str
+
+
+@dataclass(frozen=True)
+class Steps:
+    """One line of Table 4: step sizes by the paper's block names, such as C-5_3."""
+
+    label: str
+    data: str
+    model: str
+    controller: str
+    paper: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """One stage of Table 6: [kernel, channels] of each convolution, [inputs, outputs] of each controller layer."""
+
+    label: str
+    model: str
+    output_size: int
+    blocks: int
+    convolutions: tuple[tuple[int, ...], ...]
+    input: tuple[int, ...]
+    gates: tuple[int, ...]
+    output: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long the paper trains on a data set."""
+
+    data: str
+    epochs: int
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Statement:
+    """Something that the paper says and that runs can confirm or refute.
+
+    ``low`` and ``high`` (or ``group``) say which runs are compared, ``on`` where the paper does it, ``stand_in`` on
+    what smaller task the same thing can be looked at, ``gain`` the size that the paper gives.
+    """
+
+    id: str
+    text: str
+    check: str
+    quantity: str
+    low: dict[str, str] | None = None
+    high: dict[str, str] | None = None
+    group: dict[str, str] | None = None
+    on: tuple[dict[str, str], ...] = ()
+    stand_in: tuple[dict[str, str], ...] = ()
+    over: tuple[str, ...] = ()
+    stand_over: tuple[str, ...] = ()
+    direction: str = ""
+    noise: tuple[float, ...] = ()
+    value: float | None = None
+    margin: float | None = None
+    gain: float | None = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One table or figure of the paper."""
+
+    name: str
+    place: str
+    title: str
+    row: tuple[Row, ...] = ()
+    formula: tuple[Formula, ...] = ()
+    steps: tuple[Steps, ...] = ()
+    structure: tuple[Structure, ...] = ()
+    schedule: tuple[Schedule, ...] = ()
+    statement: tuple[Statement, ...] = ()
+
+
+Claims = dict[str, Claim]
+
+
+def load_claims(folder: Path = FOLDER) -> tuple[Claims, list[str]]:
+    """All claims by name, and a message for each file that has a mistake; the other files are not affected."""
+    claims: Claims = {}
+    problems = []
+    files = sorted(folder.glob("*.toml"))
+    for path in files:
+        try:
+            claims[path.stem] = read_claim(path)
+        except RecordError as error:
+            problems.append(str(error))
+    if not files:
+        problems.append(f"{folder} holds no claim files (*.toml); give the folder with --claims")
+    return claims, problems
+
+
+def read_claim(path: Path) -> Claim:
+    """One claim file."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise RecordError(f"{path}: not readable as TOML: {error}") from None
+    claim = strict.build(Claim, table, str(path))
+    if claim.name != path.stem:
+        raise RecordError(f"{path}: name is {claim.name!r}; it must be the file's name, {path.stem!r}")
+    for row in claim.row:
+        _one_of(row.paper, ("test_error", *COUNTS), f"{path}: paper of {row.label}: key")
+    for statement in claim.statement:
+        where = f"{path}: statement {statement.id}:"
+        _one_of([statement.check], CHECKS, f"{where} check")
+        _one_of([statement.quantity], QUANTITIES, f"{where} quantity")
+        if statement.check == "trend":
+            _one_of([statement.direction], ("rising", "falling"), f"{where} direction")
+        if statement.check in ("lower", "similar") and not (statement.low and statement.high):
+            raise RecordError(f"{where} key {'high' if statement.low else 'low'} is missing")
+    return claim
+
+
+def _one_of(values, allowed: tuple[str, ...], where: str) -> None:
+    for value in values:
+        if value not in allowed:
+            raise RecordError(f"{where} {value!r} is not known; allowed are {', '.join(allowed)}")

@@ -1,0 +1,189 @@
+"""Tables 1, 2, 3 and 6: what was counted beside what the paper prints, with a footnote for every difference."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from timestepper.errors import RecordError
+from timestepper.report.claims import COUNTS, Claim, Claims, Row
+from timestepper.report.tables import Cell, Footnotes, Table
+
+_HEADINGS = {
+    "parameters_train": "Params (M), train",
+    "parameters_inference": "Params (M), infer",
+    "gflops_train": "GFLOPs, train",
+    "gflops_inference": "GFLOPs, infer",
+}
+
+
+@dataclass(frozen=True)
+class Note:
+    """Why a counted number differs from the paper's; it applies to the quantities and rows that it names."""
+
+    quantities: tuple[str, ...]
+    applies: Callable[[Row], bool]
+    text: str
+
+
+NOTES = (
+    Note(
+        ("parameters_train",),
+        lambda row: "resnext" in row.model,
+        "The first 1x1 convolution of a ResNeXt block has C/2 output channels, so its descriptor has 1.5 C entries. "
+        "The paper's number is the plain network plus exactly the increment of the ResNet of the same depth, whose "
+        "first 1x1 convolution has C/4 (1.25 C entries).",
+    ),
+    Note(
+        ("parameters_train",),
+        lambda row: row.controller == "two_fc",
+        "The paper's own formula (Table 1) with its own descriptor (1.25 C) and r = 8 gives 31.23M with biases. "
+        "Nothing in its text accounts for the 0.35M more that it prints.",
+    ),
+    Note(
+        ("gflops_inference",),
+        lambda row: True,
+        "Multiply-adds of convolutions and matrix products. The paper's number is the one printed in the "
+        "squeeze-and-excitation paper (Hu et al. 2018), which counts further operations. Counting every shortcut "
+        "addition too gives 7.58 for ResNet-101, but then 3.67 for ResNet-34 and 7.52 for ResNeXt-101: no single way "
+        "of counting gives all eight of the paper's numbers.",
+    ),
+    Note(
+        ("gflops_train",),
+        lambda row: True,
+        "Ours adds the controller's matrix products and one pass to average the weights that it reads, once per update "
+        "whatever the batch. The paper does not say what it counts, and its increments (0.00 for ResNet-18 and 34, "
+        "0.03 for 50, 0.06 for 101) fit no single count: the matrix products alone would already print 1.82 for ResNet-18.",
+    ),
+)
+
+
+def agrees(ours: float, paper: float) -> bool:
+    """Equal to the two digits that the paper prints."""
+    return f"{ours:.2f}" == f"{paper:.2f}"
+
+
+def explain(row: Row, quantity: str) -> str | None:
+    """The footnote for a difference, None where there is none to give."""
+    return next((note.text for note in NOTES if quantity in note.quantities and note.applies(row)), None)
+
+
+def wanted(claims: Claims) -> set[tuple[str, str]]:
+    """The (model, controller) pairs that the tables need counted."""
+    pairs = {(row.model, row.controller) for row in _counted_rows(claims)}
+    networks = {structure.model for claim in claims.values() for structure in claim.structure}
+    return pairs | {(network, formula.controller) for network in networks for formula in _formulas(claims)}
+
+
+def tables(claims: Claims, counted: dict[str, Any], shapes: dict[str, Any]) -> list[Table]:
+    """All tables of counts, in the paper's order; a claim file that could not be read is left out."""
+    made = [complexity_table(claims["table1"], counted)] if "table1" in claims else []
+    made += [counts_table(claims[name], counted) for name in ("table2", "table3") if name in claims]
+    made += [structure_table(claims["table6"], shapes)] if "table6" in claims else []
+    return made
+
+
+def agreement(claims: Claims, counted: dict[str, Any]) -> tuple[int, int]:
+    """How many of the counts that the paper prints come out to the printed digit, and of how many."""
+    pairs = [
+        (_count(counted, row, quantity), value)
+        for row in _counted_rows(claims)
+        for quantity, value in row.paper.items()
+        if quantity in COUNTS
+    ]
+    return sum(agrees(ours, paper) for ours, paper in pairs), len(pairs)
+
+
+def counts_table(claim: Claim, counted: dict[str, Any]) -> Table:
+    """Tables 2 and 3: parameters and GFLOPs."""
+    footnotes = Footnotes()
+    columns = tuple(f"{_HEADINGS[quantity]}, {who}" for quantity in COUNTS for who in ("paper", "ours"))
+    rows = []
+    for row in _counted_rows({claim.name: claim}):
+        cells = [Cell(row.label)]
+        for quantity in COUNTS:
+            cells += _pair(row, quantity, _count(counted, row, quantity), footnotes)
+        rows.append(tuple(cells))
+    caption = f"{claim.place}: parameters and GFLOPs at 224x224, ours beside the paper's"
+    return Table(f"{claim.name}-counts", caption, ("Network", *columns), tuple(rows), tuple(footnotes.texts))
+
+
+def _pair(row: Row, quantity: str, ours: float, footnotes: Footnotes) -> list[Cell]:
+    paper = row.paper.get(quantity)
+    if paper is None:  # the paper prints one number for a plain network
+        return [Cell("", tone="quiet"), Cell("", tone="quiet")]
+    if agrees(ours, paper):
+        return [Cell(f"{paper:.2f}"), Cell(f"{ours:.2f}", tone="good")]
+    text = explain(row, quantity)
+    if text is None:
+        raise RecordError(f"{row.label}: {quantity} is {ours:.2f}, the paper has {paper:.2f}, and no footnote says why")
+    return [Cell(f"{paper:.2f}"), Cell(f"{ours:.2f}", (footnotes.number(text),), "bad")]
+
+
+def complexity_table(claim: Claim, counted: dict[str, Any]) -> Table:
+    """Table 1: each formula, its value on two networks, and the weights of the real controllers."""
+    footnotes = Footnotes()
+    meaning = footnotes.number(
+        "k₁k₂ stands for the length of the descriptor over the channels: 18 for basic blocks (two 3x3 convolutions), "
+        "1.25 for bottlenecks (the first and third 1x1). r is 4 and 8."
+    )
+    biases = footnotes.number("The formulas leave out biases; the counted total has them.")
+    networks = (("timm/resnet34", "ResNet-34"), ("timm/resnet50", "ResNet-50"))
+    columns = [f"{label}: {what}" for _, label in networks for what in ("formula", "weights", "with biases")]
+    rows = []
+    for formula in claim.formula:
+        cells = [Cell(formula.label), Cell(formula.training, (meaning,)), Cell(formula.inference)]
+        for model, _ in networks:
+            found = counted[f"{model} {formula.controller}"]
+            equal = found["formula_train"] == found["controller_weights"]
+            total = found["controller_weights"] + found["controller_biases"]
+            cells += [
+                Cell(f"{found['formula_train']:,.0f}"),
+                Cell(f"{found['controller_weights']:,}", tone="good" if equal else "bad"),
+                Cell(f"{total:,}", (biases,) if found["controller_biases"] else ()),
+            ]
+        rows.append(tuple(cells))
+    heading = ("Method", "Training, the paper's formula", "Inference, the paper's formula", *columns)
+    caption = f"{claim.place}: parameters added in training, by the paper's formula and counted on our controllers"
+    return Table(f"{claim.name}-counts", caption, heading, tuple(rows), tuple(footnotes.texts))
+
+
+def structure_table(claim: Claim, shapes: dict[str, Any]) -> Table:
+    """Table 6: layer shapes stage by stage."""
+    rows = []
+    places: dict[str, int] = {}
+    for stage in claim.structure:
+        index = places[stage.model] = places.get(stage.model, -1) + 1
+        ours = shapes[stage.model][index]
+        paper = {name: getattr(stage, name) for name in ("output_size", "blocks", "convolutions")}
+        paper |= {name: getattr(stage, name) for name in ("input", "gates", "output")}
+        cells = [Cell(f"{stage.label}, {stage.output_size}x{stage.output_size}")]
+        for show in (_convolutions, _layers):
+            theirs, mine = show(paper), show(ours)
+            cells += [Cell(theirs), Cell(mine, tone="good" if theirs == mine else "bad")]
+        rows.append(tuple(cells))
+    columns = ("Stage", "Convolutions: paper", "Convolutions: ours", "Controller: paper", "Controller: ours")
+    return Table(f"{claim.name}-counts", f"{claim.place}: layer shapes, ours beside the paper's", columns, tuple(rows))
+
+
+def _convolutions(stage: dict[str, Any]) -> str:
+    layers = ", ".join(f"{kernel}x{kernel} {channels}" for kernel, channels in stage["convolutions"])
+    return f"({layers}) x{stage['blocks']} at {stage['output_size']}"
+
+
+def _layers(stage: dict[str, Any]) -> str:
+    parts = ((stage["input"], 1), (stage["gates"], 4), (stage["output"], 1))
+    return ", ".join(f"[{inputs}, {outputs}] x{times}" for (inputs, outputs), times in parts)
+
+
+def _count(counted: dict[str, Any], row: Row, quantity: str) -> float:
+    value = counted[f"{row.model} {row.controller}"][quantity]
+    return value / 1e6 if quantity.startswith("parameters") else value
+
+
+def _counted_rows(claims: Claims) -> list[Row]:
+    rows = [row for claim in claims.values() for row in claim.row]
+    return [row for row in rows if set(row.paper) & set(COUNTS) and not row.origin]
+
+
+def _formulas(claims: Claims):
+    return [formula for claim in claims.values() for formula in claim.formula]

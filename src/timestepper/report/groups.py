@@ -1,0 +1,172 @@
+"""Records of one kind together: what was run, under which conditions, and how a reader calls it."""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from timestepper.report.claims import Claims
+from timestepper.report.records import Record
+
+# Fields that say how a run was computed and watched, not what was learned.
+_FREE = {
+    "data": {"root", "download", "test_batch_size", "workers", "name"},
+    "runtime": {"device", "compile", "cuda_graph", "channels_last"},
+    "run": {"seed", "log_steps", "evaluate_epochs", "checkpoint_steps", "checkpoint_epochs", "checkpoint_seconds"}
+    | {"tensorboard"},
+    "model": {"name", "last_norm_init"},
+}
+_USUAL = {"reduction": (None,), "descriptor_gradient": (True,), "weight_decay": (None,)}
+_OFF = (None, False, "none", "")
+_DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet": "ImageNet", "digits": "digits"}
+_FAMILIES = {
+    "resnet": "ResNet",
+    "densenet": "DenseNet",
+    "cliquenet": "CliqueNet",
+    "resnext": "ResNeXt",
+    "seresnet": "SENet",
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is the same for the runs that may be compared with each other: data, model and every other condition."""
+
+    data: str
+    model: str
+    epochs: int
+    batch_size: int
+    conditions: str  # canonical JSON of all that is left
+
+    @property
+    def depth(self) -> int | None:
+        found = re.search(r"\d+", self.model.rpartition("/")[2])
+        return int(found[0]) if found else None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The finished runs of one subject on one task, one per seed."""
+
+    task: Task
+    subject: str
+    runs: dict[int, Record]
+
+    @property
+    def plain(self) -> bool:
+        return self.subject == "plain"
+
+    def values(self, of: Callable[[Record], float | None]) -> dict[int, float]:
+        """A figure by seed, for the runs that have it."""
+        found = {seed: of(record) for seed, record in self.runs.items()}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+
+def group(records: Iterable[Record]) -> list[Group]:
+    """Groups in a stable order: by data, model, length of training; plain first, then the paper's controller."""
+    found: dict[tuple[Task, str], dict[int, Record]] = defaultdict(dict)
+    for record in records:
+        found[task_of(record), subject_of(record)].setdefault(record.seed, record)
+    groups = [Group(task, subject, dict(sorted(runs.items()))) for (task, subject), runs in found.items()]
+    return sorted(groups, key=_order)
+
+
+def _order(group: Group) -> tuple:
+    task, subjects = group.task, ("plain", "lstm", "two_fc", "independent")
+    rank = subjects.index(group.subject) if group.subject in subjects else len(subjects)
+    return (
+        task.data,
+        task.model.rstrip("0123456789"),
+        task.depth or 0,
+        task.epochs,
+        task.conditions,
+        rank,
+        group.subject,
+    )
+
+
+def task_of(record: Record) -> Task:
+    """The conditions of a run."""
+    recipe = record.recipe
+    rest = {
+        section: {name: value for name, value in table.items() if name not in _FREE.get(section, ())}
+        for section, table in recipe.items()
+        if section != "controller"
+    }
+    epochs, batch_size = rest["run"].pop("epochs"), rest["data"].pop("batch_size")
+    conditions = json.dumps({**rest, "data_sha256": record.data_sha256}, sort_keys=True)
+    return Task(recipe["data"]["name"], recipe["model"]["name"], epochs, batch_size, conditions)
+
+
+def subject_of(record: Record) -> str:
+    """What was put on the network, in the words of claims: ``plain``, ``lstm``, ``fixed(0.01)``, with any option."""
+    controller = record.recipe["controller"]
+    kind, value = controller["kind"], controller.get("value")
+    name = "plain" if kind == "none" else kind if value is None else f"{kind}({value:g})"
+    options = []
+    if (start := record.recipe["model"].get("last_norm_init")) is not None:
+        options.append(f"last norm starts at {start:g}")
+    if kind != "none":
+        options += [
+            f"{key.replace('_', ' ')} {json.dumps(setting) if isinstance(setting, bool) else setting}"
+            for key, setting in controller.items()
+            if key not in ("kind", "value") and setting not in _USUAL.get(key, _OFF)
+        ]
+    return ", ".join([name, *options])
+
+
+def schedule_label(task: Task, claims: Claims) -> tuple[str, bool]:
+    """How long a task trains, in words, and whether that is the paper's schedule (or the paper has none)."""
+    length = f"{task.epochs} epochs, batch {task.batch_size}"
+    for claim in claims.values():
+        for schedule in claim.schedule:
+            if schedule.data == task.data:
+                if (schedule.epochs, schedule.batch_size) == (task.epochs, task.batch_size):
+                    return f"paper's schedule ({length})", True
+                word = "short" if task.epochs < schedule.epochs else "other"
+                return f"{word} schedule ({length})", False
+    return length, True
+
+
+def condition_labels(tasks: Iterable[Task]) -> dict[Task, str]:
+    """What tells apart tasks that agree in data, model and length: ``precision bf16``; empty where nothing does."""
+    alike: dict[tuple, list[Task]] = defaultdict(list)
+    for task in dict.fromkeys(tasks):
+        alike[task.data, task.model, task.epochs, task.batch_size].append(task)
+    labels = {}
+    for same in alike.values():
+        flat = [_flat(json.loads(task.conditions)) for task in same]
+        for task, settings in zip(same, flat, strict=True):
+            differing = [key for key in settings if any(other.get(key) != settings[key] for other in flat)]
+            labels[task] = ", ".join(f"{key.rpartition('.')[2]} {_short(settings[key])}" for key in differing)
+    return labels
+
+
+def data_name(data: str) -> str:
+    return _DATA.get(data, data)
+
+
+def model_name(model: str) -> str:
+    """``timm/resnext50_32x4d`` as ResNeXt-50."""
+    found = re.fullmatch(r"([a-z]+?)(\d*)(?:_32x4d)?", model.rpartition("/")[2])
+    if found is None or found[1] not in _FAMILIES:
+        return model
+    return _FAMILIES[found[1]] + (f"-{found[2]}" if found[2] else "")
+
+
+def subject_name(subject: str) -> str:
+    """``two_fc`` and ``fixed(0.01)`` for people."""
+    return re.sub(r"^fixed\((.*?)\)", r"fixed \1", subject).replace("two_fc", "two fc")
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def _short(value: Any) -> str:
+    return value[:8] if isinstance(value, str) and len(value) == 64 else json.dumps(value).strip('"')

@@ -1,0 +1,115 @@
+"""Reading ``results/*.json``: a record that is damaged, edited, unfinished or of another schema never gets through."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from timestepper.errors import RecordError
+from timestepper.report import strict
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Figures under Gaussian input noise: for each level one error (a fraction) and one loss per draw."""
+
+    levels: tuple[float, ...]
+    error: tuple[tuple[float, ...], ...]
+    loss: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Natural logarithms, block by block in depth order: Proposition 1's factors and the growth that was measured."""
+
+    blocks: tuple[str, ...]
+    log_bound: tuple[float, ...]
+    log_growth: dict[str, tuple[float, ...]]
+    step_sizes: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Record:
+    """One finished run."""
+
+    schema: int
+    kind: str
+    name: str
+    seed: int
+    recipe: dict[str, dict]
+    data_sha256: str
+    final: dict[str, Any]
+    epochs: tuple[dict, ...]
+    step_sizes: dict[str, tuple[tuple[float, ...], ...]]
+    wall_seconds: float
+    world: int
+    device: str
+    commit: str
+    versions: dict[str, str]
+    sha256: str
+    noise: Noise | None = None
+    stability: Growth | None = None
+    path: str = field(default="")
+
+
+def load_records(folder: Path) -> tuple[list[Record], list[str]]:
+    """All records of a folder, and a message for each file that is none; the other files are not affected."""
+    return read_records(sorted(folder.glob("*.json")))
+
+
+def read_records(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
+    """The records of some files, and a message for each file that is none or repeats another."""
+    records: dict[str, Record] = {}
+    problems = []
+    for path in paths:
+        try:
+            record = read_record(path)
+        except RecordError as error:
+            problems.append(str(error))
+            continue
+        same = digest({"recipe": record.recipe, "data": record.data_sha256})
+        if same in records:
+            problems.append(f"{path}: the same recipe and seed as {records[same].path}; left out, remove one of them")
+        else:
+            records[same] = record
+    return list(records.values()), problems
+
+
+def read_record(path: Path) -> Record:
+    """One record, whole, untouched and finished."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise RecordError(f"{path}: not readable as JSON ({error}); restore the file or run it again") from None
+    if not isinstance(content, dict) or "schema" not in content:
+        raise RecordError(f"{path}: no record of a run (it has no schema number); move it out of the folder")
+    if content["schema"] != SCHEMA:
+        raise RecordError(
+            f"{path}: schema version {content['schema']!r}, this program reads {SCHEMA}; use the version of "
+            "timestepper that wrote it, or run it again"
+        )
+    if digest({key: value for key, value in content.items() if key != "sha256"}) != content.get("sha256"):
+        raise RecordError(f"{path}: the checksum does not fit, so it was edited or damaged; restore it or run it again")
+    record = strict.build(Record, {**content, "path": str(path)}, str(path))
+    _check_finished(record)
+    return record
+
+
+def _check_finished(record: Record) -> None:
+    wanted = record.recipe.get("run", {}).get("epochs")
+    done = [line.get("epoch") for line in record.epochs]
+    if type(wanted) is not int or done != list(range(1, wanted + 1)):
+        raise RecordError(f"{record.path}: {len(done)} of {wanted} epochs; a run that did not finish is not reported")
+    try:
+        float(record.final["test"]["error"]) + float(record.epochs[-1]["train"]["loss"])
+    except (KeyError, TypeError, ValueError):
+        raise RecordError(f"{record.path}: final.test.error or the last training loss is missing") from None
+
+
+def digest(content: Any) -> str:
+    """sha256 of the canonical JSON, as the writer of records makes it."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

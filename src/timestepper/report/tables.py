@@ -1,0 +1,62 @@
+"""A table as data: built once, shown as Markdown, as HTML by the page's template, or in a terminal."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in one place; ``notes`` are numbers of footnotes, ``tone`` is good, bad, quiet or nothing."""
+
+    text: str
+    notes: tuple[int, ...] = ()
+    tone: str = ""
+
+    def __str__(self) -> str:
+        return self.text + "".join(f"[{note}]" for note in self.notes)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The first column names the rows."""
+
+    name: str
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def markdown(self) -> str:
+        """A Markdown table with its caption and footnotes."""
+        lines = [f"**{self.caption}**", "", _line(self.columns)]
+        lines.append("| " + " | ".join(["---"] + ["---:"] * (len(self.columns) - 1)) + " |")
+        lines += [_line(str(cell) for cell in row) for row in self.rows]
+        if self.notes:
+            lines += ["", *(f"[{number}] {note}\n" for number, note in enumerate(self.notes, 1))]
+        return "\n".join(lines).rstrip() + "\n"
+
+    def as_dict(self) -> dict:
+        """Plain data for ``--json``."""
+        return {
+            "name": self.name,
+            "caption": self.caption,
+            "columns": list(self.columns),
+            "rows": [[{"text": cell.text, "notes": list(cell.notes)} for cell in row] for row in self.rows],
+            "notes": list(self.notes),
+        }
+
+
+@dataclass
+class Footnotes:
+    """Numbers the notes of one table in the order of their first use."""
+
+    texts: list[str] = field(default_factory=list)
+
+    def number(self, text: str) -> int:
+        if text not in self.texts:
+            self.texts.append(text)
+        return self.texts.index(text) + 1
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
