@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import cast
 
 import torch
@@ -82,7 +83,7 @@ class Attached(nn.Module):
         with torch.autocast(device_type, enabled=False):
             step_sizes = [row for stage in self._step_sizes() for row in stage.unbind()]
             names = (entry.parameter for site in self._entries for entry in site)
-            parameters = {name: self._base.get_parameter(name) for name in names}
+            parameters = {name: attrgetter(name)(self._base) for name in names}  # traced faster than get_parameter
             return reparam.effective(parameters, self._entries, step_sizes)
 
     def controlled(self) -> list[tuple[Stage, Controller]]:
@@ -93,7 +94,7 @@ class Attached(nn.Module):
         if self.fused is not False:
             stages, controllers = zip(*self.controlled(), strict=True)
             convs = [conv for stage in stages for site in stage.sites for conv in site.convs]
-            weights = [self._base.get_parameter(f"{conv}.weight") for conv in convs]
+            weights = [attrgetter(f"{conv}.weight")(self._base) for conv in convs]
             if fused.fits(weights, controllers, insist=self.fused is True):
                 return fused.step_sizes(weights, controllers, gradient=self.stepping.descriptor_gradient)
         return [controller(self._descriptors(stage, controller)) for stage, controller in self.controlled()]

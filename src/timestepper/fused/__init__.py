@@ -64,4 +64,6 @@ def step_sizes(weights: list[Tensor], controllers: Sequence[Controller], gradien
 
 def _regular(weight: Tensor) -> bool:
     """Contiguous or channels-last: the taps of a filter lie at equal distances."""
-    return weight.dim() <= 3 or weight.dim() == 4 and weight.stride(2) == weight.shape[3] * weight.stride(3)
+    if weight.dim() <= 3 or weight[0, 0].numel() == 1:
+        return True
+    return weight.dim() == 4 and weight.stride(2) == weight.shape[3] * weight.stride(3)

@@ -150,7 +150,10 @@ def weight_gradients(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Gradients of all weights and biases: sum over sites of target gradient x source. Grid: matrices, rows, columns."""
+    """Gradients of all weights and biases: sum over sites of target gradient x source. Grid: matrices, rows, columns.
+
+    A matrix here is one of the four of one stage.
+    """
     matrix = tl.program_id(0) % MATRICES
     row = table + tl.program_id(0) * WIDTH
     rows = _integer(row, ROWS)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from timestepper.fused import reference
-from timestepper.fused.layout import layout
+from timestepper.fused.layout import MATRICES, WIDTH, layout
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -29,7 +29,8 @@ def describe(weights: list[Tensor]) -> Tensor:
         return reference.describe(weights)
     from timestepper.fused import launch
 
-    return launch.describe(weights)
+    with torch.cuda.device_of(weights[0]):
+        return launch.describe(weights)
 
 
 @describe.register_fake
@@ -42,7 +43,7 @@ def _describe_context(ctx, inputs, output) -> None:
 
 
 def _describe_backward(ctx, gradient: Tensor):
-    """Every input channel gets the same share. Plain operations: they fuse into the sum with the layer's own gradient."""
+    """Every input channel gets the same share; plain operations, which fuse into the sum with the layer's own part."""
     parts = gradient.split([shape.numel() // shape[1] for shape in ctx.shapes])
     wanted = ctx.needs_input_grad[0]
     return [
@@ -65,7 +66,8 @@ def lstm_steps(described: Tensor, parameters: list[Tensor], shapes: list[int]) -
         return *reference.forward(described, parameters, where), described.new_empty(0, dtype=torch.int64)
     from timestepper.fused import launch
 
-    return launch.forward(described, parameters, where)
+    with torch.cuda.device_of(described):
+        return launch.forward(described, parameters, where)
 
 
 @lstm_steps.register_fake
@@ -74,14 +76,8 @@ def _(described: Tensor, parameters: list[Tensor], shapes: list[int]) -> tuple[T
     return (
         described.new_empty(where.steps[-1]),
         described.new_empty(where.state[-1]),
-        described.new_empty(_table_shape(described, where), dtype=torch.int64),
+        described.new_empty((MATRICES * len(where.shapes), WIDTH) if _by_kernel(described) else 0, dtype=torch.int64),
     )
-
-
-def _table_shape(described: Tensor, where) -> tuple[int, ...]:
-    from timestepper.fused.layout import MATRICES, WIDTH
-
-    return (MATRICES * len(where.shapes), WIDTH) if _by_kernel(described) else (0,)
 
 
 @torch.library.custom_op("timestepper::lstm_steps_backward", mutates_args=())
@@ -100,7 +96,8 @@ def lstm_steps_backward(
         return reference.backward(gradient, steps, described, state, parameters, where)
     from timestepper.fused import launch
 
-    return launch.backward(gradient.contiguous(), steps, described, state, table, where)
+    with torch.cuda.device_of(described):
+        return launch.backward(gradient.contiguous(), steps, described, state, table, where)
 
 
 @lstm_steps_backward.register_fake

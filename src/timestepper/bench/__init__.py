@@ -1,0 +1,1 @@
+"""Measurement of networks side by side: timing, training steps, peers and the floor."""

@@ -1,0 +1,111 @@
+"""Whether the fused controller agrees with its reference: largest relative errors, kernel by kernel."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from timestepper.fused import ops, reference
+from timestepper.fused.layout import Layout, layout
+
+Shape = tuple[int, int, int, int]  # sites, descriptor, channels, hidden
+
+# L, D, C, H of the stages of some networks; the last one has sizes that fit no block and a stage of one site.
+STAGES: dict[str, tuple[Shape, ...]] = {
+    "cifar/resnet56": ((9, 288, 16, 4), (9, 576, 32, 8), (9, 1152, 64, 16)),
+    "cifar/resnet506": ((84, 288, 16, 4), (84, 576, 32, 8), (84, 1152, 64, 16)),
+    "timm/resnet50": ((3, 320, 256, 32), (4, 640, 512, 64), (6, 1280, 1024, 128), (3, 2560, 2048, 256)),
+    "odd": ((3, 37, 10, 3), (5, 65, 70, 23), (1, 300, 33, 17)),
+}
+
+
+def random_controllers(shapes: Sequence[Shape], seed: int = 0) -> tuple[Tensor, list[Tensor], Tensor]:
+    """Descriptors, parameters and a gradient of the step sizes, in float64 on the CPU."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator, dtype=torch.float64)
+
+    parameters = []
+    for _, d, c, h in shapes:
+        parameters += [normal(h, d) * (2 / d) ** 0.5, normal(h) * 0.1]
+        parameters += [normal(4 * h, h) / h**0.5, normal(4 * h, h) / h**0.5, normal(4 * h) * 0.1]
+        parameters += [normal(c, h) / h**0.5, normal(c) * 0.1]
+    where = layout(numbers(shapes))
+    return normal(where.described[-1]), parameters, normal(where.steps[-1])
+
+
+def controller_errors(shapes: Sequence[Shape], device: torch.device, seed: int = 0) -> dict[str, float]:
+    """Step sizes, state and gradients of the kernels in float32 against the reference in float64."""
+    where = layout(numbers(shapes))
+    exact = random_controllers(shapes, seed)
+    described, parameters, gradient = exact
+    rounded = [value.float().double() for value in parameters]
+    steps, state = reference.forward(described.float().double(), rounded, where)
+    expected = reference.backward(gradient.float().double(), steps, described.float().double(), state, rounded, where)
+    found = _run(described, parameters, gradient, shapes, device)
+    again = _run(described, parameters, gradient, shapes, device)
+    errors = {
+        "step sizes": relative_error(found[0], steps),
+        "state": relative_error(found[1], state),
+        "descriptor gradient": relative_error(found[3], expected[1]),
+    }
+    for name, worst in _parameter_errors(found[2], expected[0], where).items():
+        errors[f"gradient of {name}"] = worst
+    errors["two runs differ by"] = max(float((a - b).abs().max()) for a, b in zip(found, again, strict=True))
+    return errors
+
+
+def describe_errors(device: torch.device, seed: int = 0) -> dict[str, float]:
+    """Descriptors of weights in every layout against float64."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = ((16, 3, 3, 3), (64, 64, 3, 3), (2048, 512, 1, 1), (70, 33, 3, 3), (12, 30, 1, 3), (10, 100))
+    weights = [torch.randn(*size, generator=generator) + 0.5 for size in sizes]
+    errors = {}
+    for name, format in (("contiguous", torch.contiguous_format), ("channels last", torch.channels_last)):
+        placed = [w.to(device, memory_format=format) if w.dim() == 4 else w.to(device) for w in weights]
+        exact = reference.describe([w.double() for w in weights])
+        errors[f"descriptors, {name}"] = relative_error(ops.describe(placed), exact)
+    return errors
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Norm of the difference over the norm; NaN counts as infinite."""
+    error = float((found.double().cpu() - expected).norm() / expected.norm().clamp(min=1e-30))
+    return error if error == error else float("inf")
+
+
+def numbers(shapes: Sequence[Shape]) -> tuple[int, ...]:
+    return tuple(number for shape in shapes for number in shape)
+
+
+def _run(described: Tensor, parameters: list[Tensor], gradient: Tensor, shapes: Sequence[Shape], device: torch.device):
+    placed = [value.float().to(device) for value in parameters]
+    source = described.float().to(device)
+    flat = list(numbers(shapes))
+    steps, state, table = ops.lstm_steps(source, placed, flat)
+    return (
+        steps,
+        state,
+        *ops.lstm_steps_backward(gradient.float().to(device), steps, source, state, table, placed, flat),
+    )
+
+
+def _parameter_errors(found: Tensor, expected: Tensor, where: Layout) -> dict[str, float]:
+    """The worst stage for each of the seven parameters; a gradient that is zero by nature is left out."""
+    names = (
+        "input weight",
+        "input bias",
+        "gate weight x",
+        "gate weight h",
+        "gate bias",
+        "output weight",
+        "output bias",
+    )
+    errors = dict.fromkeys(names, 0.0)
+    parts = zip(found.cpu().split(where.parameter_sizes), expected.split(where.parameter_sizes), strict=True)
+    for place, (mine, right) in enumerate(parts):
+        if right.norm() > 0:
+            name = names[place % 7]
+            errors[name] = max(errors[name], relative_error(mine, right))
+    return errors

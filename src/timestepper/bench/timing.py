@@ -1,0 +1,68 @@
+"""Timing of several variants side by side: rounds in turn, so that drift hits all alike, and ratios within a round."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median with its quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> "Spread":
+        if len(values) < 2:
+            return cls(values[0], values[0], values[0])
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, low, high)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one call, and the ratio to the first variant in the same round."""
+
+    ms: Spread
+    ratio: Spread
+
+
+def interleaved(
+    variants: Mapping[str, Callable[[], object]], device: torch.device, *, rounds: int = 15, seconds: float = 6.0
+) -> dict[str, Timing]:
+    """Time each variant in turn, round after round, within about so many seconds in all."""
+    once = {name: _timed(call, device, 1) for name, call in variants.items()}
+    share = seconds * 1000 / rounds / len(variants)  # milliseconds for one variant in one round
+    calls = {name: max(1, min(200, int(share / max(ms, 1e-3)))) for name, ms in once.items()}
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    names = list(variants)
+    for turn in range(rounds):
+        for name in names if turn % 2 == 0 else reversed(names):
+            times[name].append(_timed(variants[name], device, calls[name]))
+    base = times[names[0]]
+    return {
+        name: Timing(Spread.of(ms), Spread.of([a / b for a, b in zip(ms, base, strict=True)]))
+        for name, ms in times.items()
+    }
+
+
+def _timed(call: Callable[[], object], device: torch.device, calls: int) -> float:
+    """Milliseconds per call; on CUDA between events on the device, after one call to fill the queue."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return (time.perf_counter() - start) * 1000 / calls
+    call()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / calls
