@@ -1,6 +1,7 @@
 """Checkpoints: immutable, verified files. The newest sound one wins; damage is named, never loaded."""
 
 import io
+import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -112,12 +113,12 @@ def _plain(value: Any, name: str, step: int) -> Any:
             raise DivergedError(f"step {step}: {name} holds NaN or infinity; not saved, the last checkpoint is sound")
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
-        return {
-            key: _plain(item, f"{name}.{key}" if name != "checkpoint" else str(key), step)
-            for key, item in value.items()
-        }
+        prefix = "" if name == "checkpoint" else f"{name}."
+        return {sys.intern(key): _plain(item, f"{prefix}{key}", step) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, f"{name}.{index}", step) for index, item in enumerate(value)]
-    if value is None or type(value) in (str, int, float, bool):
+    if type(value) is str:
+        return sys.intern(value)  # pickle writes the same bytes for equal states only where equal strings are one
+    if value is None or type(value) in (int, float, bool):
         return value
     raise TypeError(f"{name} is a {type(value).__name__}, which a checkpoint cannot hold")

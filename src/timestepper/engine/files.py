@@ -1,5 +1,6 @@
 """Files that are either whole or not there."""
 
+import contextlib
 import errno
 import os
 import shutil
@@ -24,7 +25,8 @@ def write_atomic(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
         sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise explain(error, path, len(data)) from error
 
 

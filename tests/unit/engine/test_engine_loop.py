@@ -1,0 +1,293 @@
+import itertools
+import json
+import math
+import shutil
+import signal
+
+import pytest
+import torch
+from tiny_training import BATCH, EPOCHS, STEPS, close, network, training
+from torch import nn
+
+from timestepper.engine.loop import Interrupted, Observation
+from timestepper.engine.signals import Signals
+from timestepper.errors import CheckpointError, DivergedError
+
+TOTAL = EPOCHS * STEPS
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def end_state(run):
+    return [*run.model.state_dict().values(), *run.state()["momentum"]]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run = training(folder)
+    run.run()
+    close(run)
+    return folder, end_state(run)
+
+
+def assert_same_end(run, folder, uninterrupted):
+    whole, tensors = uninterrupted
+    assert all(torch.equal(a, b) for a, b in zip(end_state(run), tensors, strict=True))
+    assert (folder / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    last = f"checkpoints/step-{TOTAL:08d}.pt"
+    assert (folder / last).read_bytes() == (whole / last).read_bytes()
+
+
+def test_it_yields_each_step_and_each_evaluated_batch():
+    run = training()
+    assert list(run.steps()) == [1, 2, 3, 4, 5, 5, 5, 6, 7, 8, 9, 10, 10, 10]
+
+
+def test_it_learns():
+    run = training(epochs=30)
+    run.run()
+    assert run.best["error"] < 0.2
+
+
+@pytest.mark.parametrize("step", range(1, TOTAL + 1))
+def test_resume_is_exact_at_every_step(step, tmp_path, uninterrupted):
+    first = training(tmp_path / "run", checkpoint_steps=1)
+    for done in first.steps():
+        if done == step:
+            break
+    close(first)
+    second = training(tmp_path / "run", checkpoint_steps=1)
+    assert second.step == (step if step % STEPS else step - 1)  # an epoch's end is saved after its evaluation
+    second.run()
+    assert_same_end(second, tmp_path / "run", uninterrupted)
+
+
+@pytest.mark.parametrize("position", range(len([1, 2, 3, 4, 5, 5, 5, 6, 7, 8, 9, 10, 10, 10])))
+def test_a_signal_anywhere_saves_and_resumes_exactly(position, tmp_path, uninterrupted):
+    signals = Signals()
+    run = training(tmp_path / "run", signals=signals)
+    steps = run.steps()
+    for _ in range(position + 1):
+        next(steps)
+    signals.stop = signal.SIGTERM
+    with pytest.raises(Interrupted) as caught:
+        list(steps)
+    close(run)
+    assert caught.value.signal == signal.SIGTERM
+    again = training(tmp_path / "run")
+    assert again.step == caught.value.step
+    again.run()
+    assert_same_end(again, tmp_path / "run", uninterrupted)
+
+
+def test_a_copy_taken_at_any_moment_resumes_exactly(tmp_path, uninterrupted):
+    """What kill -9 leaves behind, without the process: the folder as it is after every yield."""
+    run = training(tmp_path / "run", checkpoint_steps=3)
+    copies = []
+    for count, _ in enumerate(run.steps()):
+        copies.append(tmp_path / f"copy-{count}")
+        shutil.copytree(tmp_path / "run", copies[-1])
+    close(run)
+    for copy in copies:
+        again = training(copy, checkpoint_steps=3)
+        again.run()
+        close(again)
+        assert_same_end(again, copy, uninterrupted)
+
+
+def test_saving_is_asked_for_by_signal_and_by_clock(tmp_path):
+    signals = Signals()
+    run = training(tmp_path / "run", signals=signals, checkpoint_epochs=0)
+    steps = run.steps()
+    next(steps)
+    signals.save = 1
+    next(steps)
+    assert [path.name for path in sorted((tmp_path / "run/checkpoints").iterdir())][-1] == "step-00000002.pt"
+    assert signals.save == 0
+    next(steps)
+    assert not (tmp_path / "run/checkpoints/step-00000003.pt").exists()
+    close(run)
+    clocked = training(tmp_path / "clock", checkpoint_seconds=1e-9)
+    next(clocked.steps())
+    assert (tmp_path / "clock/checkpoints/step-00000001.pt").exists()
+    close(clocked)
+
+
+def test_metrics_have_every_step_once_and_agree_with_the_schedule(uninterrupted):
+    folder, _ = uninterrupted
+    found = lines(folder)
+    steps = [line for line in found if line["kind"] == "step"]
+    assert [line["step"] for line in steps] == list(range(1, TOTAL + 1))
+    assert [line["lr"] for line in steps] == pytest.approx([0.1] * 5 + [0.01] * 3 + [0.001] * 2)
+    epochs = [line for line in found if line["kind"] == "epoch"]
+    assert [line["epoch"] for line in epochs] == [1, 2]
+    chunks = [steps[start : start + STEPS] for start in range(0, TOTAL, STEPS)]
+    for line, chunk in zip(epochs, chunks, strict=True):
+        assert line["train"]["loss"] == pytest.approx(sum(s["loss"] for s in chunk) / STEPS)
+        assert line["test"]["samples"] == 13
+
+
+def test_intervals_are_means_and_survive_a_resume(tmp_path, uninterrupted):
+    run = training(tmp_path / "run", log_steps=4, checkpoint_steps=3)
+    for done in run.steps():
+        if done == 7:
+            break
+    close(run)
+    again = training(tmp_path / "run", log_steps=4, checkpoint_steps=3)
+    assert again.step == 6
+    again.run()
+    close(again)
+    single = {line["step"]: line["loss"] for line in lines(uninterrupted[0]) if line["kind"] == "step"}
+    logged = {line["step"]: line["loss"] for line in lines(tmp_path / "run") if line["kind"] == "step"}
+    assert logged == {
+        end: pytest.approx(sum(single[step] for step in range(end - 3, end + 1)) / 4, rel=1e-12) for end in (4, 8)
+    }
+
+
+def test_best_is_kept_across_a_resume_and_is_not_the_last(tmp_path):
+    run = training(tmp_path / "run", epochs=8, lr=0.5)
+    run.run()
+    close(run)
+    errors = [line["test"]["error"] for line in lines(tmp_path / "run") if line["kind"] == "epoch"]
+    assert run.best["error"] == min(errors)
+    assert errors[run.best["epoch"] - 1] == min(errors)
+    again = training(tmp_path / "run", epochs=8, lr=0.5)
+    assert again.best == run.best
+    close(again)
+
+
+def test_evaluation_can_be_rare_but_the_last_epoch_has_one(tmp_path):
+    run = training(tmp_path / "run", epochs=5, evaluate_epochs=2)
+    run.run()
+    close(run)
+    assert ["test" in line for line in lines(tmp_path / "run") if line["kind"] == "epoch"] == [
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_checkpoints_can_be_rare_but_the_last_step_has_one(tmp_path):
+    run = training(tmp_path / "run", epochs=5, checkpoint_epochs=3)
+    run.run()
+    close(run)
+    assert [path.name for path in sorted((tmp_path / "run/checkpoints").iterdir())] == [
+        "step-00000015.pt",
+        "step-00000025.pt",
+    ]
+
+
+def test_what_the_caller_observes_is_logged(tmp_path):
+    def observe():
+        return Observation({"step_size/a": 0.5}, {"step_sizes/a": [0.4, 0.6]}, {"dt a": 0.5})
+
+    run = training(tmp_path / "run", observe=observe)
+    run.run()
+    close(run)
+    last = lines(tmp_path / "run")[-1]
+    assert last["scalars"] == {"step_size/a": 0.5}
+    assert last["profiles"] == {"step_sizes/a": [0.4, 0.6]}
+
+
+def test_runs_can_be_interleaved_in_one_process(tmp_path, uninterrupted):
+    runs = [training(tmp_path / name) for name in ("a", "b")]
+    for _ in itertools.zip_longest(*(run.steps() for run in runs)):
+        pass
+    for run, name in zip(runs, ("a", "b"), strict=True):
+        close(run)
+        assert_same_end(run, tmp_path / name, uninterrupted)
+
+
+class Poisoned(nn.Module):
+    """A network whose output (or gradient) is not finite at one update."""
+
+    def __init__(self, at, where):
+        super().__init__()
+        self.inner, self.at, self.where, self.calls = network(), at, where, 0
+
+    def forward(self, images):
+        self.calls += self.training
+        logits = self.inner(images)
+        if self.training and self.calls == self.at:
+            if self.where == "loss":
+                return logits * math.nan
+            logits.register_hook(lambda gradient: gradient * math.inf)
+        return logits
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+@pytest.mark.parametrize("at", [1, 4, 7])
+def test_a_non_finite_step_stops_before_the_update(tmp_path, where, at):
+    run = training(tmp_path / "run", model=Poisoned(at, where), checkpoint_steps=1)
+    steps = run.steps()
+    while run.step < at - 1:
+        next(steps)
+    weights = [p.detach().clone() for p in run.model.parameters()]
+    with pytest.raises(DivergedError, match=f"step {at}: loss .* on rank 0 at learning rate"):
+        list(steps)
+    assert all(torch.equal(a, b) for a, b in zip(weights, run.model.parameters(), strict=True))
+    close(run)
+    saved = training(tmp_path / "run", model=Poisoned(0, where))
+    assert saved.step == at - 1
+    assert all(value.isfinite().all() for value in saved.model.state_dict().values())
+    close(saved)
+
+
+def test_a_log_without_checkpoints_is_never_overwritten(tmp_path):
+    run = training(tmp_path / "run")
+    run.run()
+    close(run)
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    with pytest.raises(CheckpointError, match="holds the log of a run and no checkpoint"):
+        training(tmp_path / "run")
+    assert len(lines(tmp_path / "run")) == TOTAL + EPOCHS
+
+
+def test_a_log_that_is_shorter_than_its_checkpoint_is_an_error(tmp_path):
+    run = training(tmp_path / "run")
+    run.run()
+    close(run)
+    (tmp_path / "run/metrics.jsonl").write_text("")
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl has 0 bytes"):
+        training(tmp_path / "run")
+
+
+def test_times_are_kept_apart_and_cover_every_image(tmp_path):
+    first = training(tmp_path / "run", checkpoint_steps=2)
+    for done in first.steps():
+        if done == 7:  # saved at 6; the seventh is done again
+            break
+    close(first)
+    second = training(tmp_path / "run", checkpoint_steps=2)
+    second.run()
+    close(second)
+    times = [json.loads(line) for line in (tmp_path / "run/timing.jsonl").read_text().splitlines()]
+    assert sum(line["images"] for line in times) == TOTAL * BATCH
+    assert all(line["seconds"] > 0 for line in times)
+
+
+def test_tensorboard_has_every_step_once_after_a_resume(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def observe():
+        return Observation({"step_size/a": 0.5}, {"step_sizes/a": [0.4, 0.6]})
+
+    options = {"tensorboard": True, "checkpoint_steps": 2, "observe": observe}
+    first = training(tmp_path / "run", **options)
+    for done in first.steps():
+        if done == 7:
+            break
+    close(first)
+    second = training(tmp_path / "run", **options)
+    second.run()
+    close(second)
+    events = EventAccumulator(str(tmp_path / "run/tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, TOTAL + 1))
+    assert [event.step for event in events.Scalars("epoch/test_error")] == [5, 10]
+    assert [event.step for event in events.Images("step_sizes/a")] == [5, 10]

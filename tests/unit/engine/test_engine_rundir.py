@@ -1,0 +1,69 @@
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from timestepper.engine.rundir import RunDirectory, read_status
+from timestepper.errors import RunDirectoryError
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from timestepper.engine.rundir import RunDirectory
+folder = RunDirectory(Path(sys.argv[1]))
+folder.status("running", step=3)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_second_process_is_refused_by_pid_and_a_kill_frees_the_lock(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(RunDirectoryError, match=f"in use by process {holder.pid} on"):
+            RunDirectory(tmp_path / "run")
+        assert read_status(tmp_path / "run")["state"] == "running"
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        holder.stdout.close()
+    assert read_status(tmp_path / "run") | {"time": ""} == {
+        "state": "killed",
+        "pid": holder.pid,
+        "host": read_status(tmp_path / "run")["host"],
+        "time": "",
+        "step": 3,
+    }
+    RunDirectory(tmp_path / "run").close()
+
+
+def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(RunDirectoryError, match=r"holds thesis\.tex and no run"):
+        RunDirectory(tmp_path)
+    RunDirectory(tmp_path / "run").close()
+
+
+@pytest.mark.parametrize("path", ["/proc/run", "/dev/null/run"])
+def test_an_unwritable_place_is_an_error(path):
+    with pytest.raises(RunDirectoryError, match=f"cannot write {path}"):
+        RunDirectory(Path(path))
+
+
+def test_status_is_replaced_whole(tmp_path):
+    folder = RunDirectory(tmp_path)
+    for step in range(3):
+        folder.status("running", step=step)
+    assert json.loads((tmp_path / "status.json").read_text())["step"] == 2
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["run.lock", "status.json"]
+    folder.close()
+
+
+def test_no_or_unreadable_status(tmp_path):
+    assert read_status(tmp_path) is None
+    (tmp_path / "status.json").write_text("{")
+    assert read_status(tmp_path) is None

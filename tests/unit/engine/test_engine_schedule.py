@@ -1,0 +1,49 @@
+import pytest
+
+from timestepper.engine.schedule import Schedule
+
+
+def test_paper_cifar_law_divides_by_ten_at_half_and_three_quarters():
+    schedule = Schedule(lr=0.1, epochs=300, steps_per_epoch=782)
+    boundaries = [(149, 0.1), (150, 0.01), (224, 0.01), (225, 0.001), (299, 0.001)]
+    for epoch, rate in boundaries:
+        assert schedule.rate(epoch * 782) == pytest.approx(rate)
+        assert schedule.rate(epoch * 782 + 781) == pytest.approx(rate)
+
+
+def test_paper_imagenet_law_divides_every_thirty_epochs():
+    schedule = Schedule(lr=0.1, epochs=100, steps_per_epoch=10, every=30)
+    assert [schedule.rate(epoch * 10) for epoch in (0, 29, 30, 60, 90, 99)] == pytest.approx(
+        [0.1, 0.1, 0.01, 0.001, 0.0001, 0.0001]
+    )
+
+
+def test_warmup_rises_in_equal_parts_and_shifts_nothing():
+    cold, warm = (Schedule(1.0, 10, 4, warmup_epochs=epochs) for epochs in (0, 1))
+    assert [warm.rate(step) for step in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert all(warm.rate(step) == cold.rate(step) for step in range(4, 40))
+
+
+def test_cosine_ends_near_zero_and_is_half_in_the_middle():
+    schedule = Schedule(1.0, 10, 10, law="cosine")
+    assert schedule.rate(0) == 1.0
+    assert schedule.rate(50) == pytest.approx(0.5)
+    assert 0 < schedule.rate(99) < 0.001
+
+
+def test_constant():
+    assert {Schedule(0.3, 5, 3, law="constant").rate(step) for step in range(15)} == {0.3}
+
+
+@pytest.mark.parametrize(
+    ("law", "steps", "agrees"),
+    [
+        ({"law": "constant"}, 20, True),
+        ({"every": 2}, 20, True),
+        ({"milestones": (0.5,)}, 10, True),  # both are before their first drop
+        ({"milestones": (0.5,)}, 11, False),
+        ({"law": "cosine"}, 2, False),
+    ],
+)
+def test_a_run_may_grow_where_the_rates_so_far_stay(law, steps, agrees):
+    assert Schedule(0.1, 4, 5, **law).agrees(Schedule(0.1, 8, 5, **law), steps) is agrees
