@@ -1,0 +1,245 @@
+"""Traps that others fell into, one test each, with the error's text."""
+
+import copy
+import warnings
+
+import pytest
+import timm
+import torch
+import torch.distributed as dist
+from families import FAMILIES
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from training import batch, train
+
+import timestepper
+from timestepper.errors import (
+    ActivationCheckpointingError,
+    AlreadyAttachedError,
+    NonFiniteError,
+    NoSitesError,
+    NotAttachedError,
+    SideEntranceError,
+    StepSizeError,
+    UnknownNameError,
+    UnsupportedSiteError,
+    WrappedModelError,
+)
+from timestepper.models import CifarResNet
+
+
+def small(**options) -> nn.Module:
+    torch.manual_seed(0)
+    return CifarResNet(8, num_classes=5, width=8, **options)
+
+
+def bits(model: nn.Module) -> dict:
+    return {key: value.clone() for key, value in model.state_dict().items()}
+
+
+def unchanged(model: nn.Module, before: dict) -> bool:
+    after = model.state_dict()
+    return list(after) == list(before) and all(torch.equal(after[key], before[key]) for key in before)
+
+
+# -- folding ---------------------------------------------------------------------------------------------------------
+
+
+def test_folding_in_train_mode_changes_no_statistics_and_keeps_the_mode():
+    net = train(timestepper.attach(small())).train()
+    before = bits(net)
+    plain = timestepper.fold(net)
+    assert plain.training
+    assert unchanged(net, before)
+    images, _ = batch()
+    assert torch.equal(plain.eval()(images), net.eval()(images))
+
+
+def test_folding_in_half_precision_multiplies_in_float32_and_casts_once():
+    net = train(timestepper.attach(small()))
+    exact = timestepper.fold(net).state_dict()
+    low = copy.deepcopy(net).bfloat16()
+    with pytest.warns(UserWarning, match=r"cast once to bfloat16: a weight moves by at most 3\.9e-03"):
+        folded = timestepper.fold(low).eval()
+    expected = {key: value.bfloat16() for key, value in net.state_dict().items()}
+    step = timestepper.step_sizes(low)["layer1"]
+    assert step.dtype == torch.float32
+    weight = (expected["layer1.0.bn2.weight"].float() * step[0]).bfloat16()
+    assert torch.equal(folded.layer1[0].bn2.weight, weight)
+    assert not torch.equal(folded.layer1[0].bn2.weight.float(), exact["layer1.0.bn2.weight"])
+    images = batch()[0].bfloat16()
+    assert torch.equal(folded(images), low.eval()(images))
+
+
+def test_folding_in_float32_warns_of_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        timestepper.fold(timestepper.attach(small()))
+
+
+@pytest.mark.parametrize("name", ["layer2.0.conv1.weight", "linear.bias", "controllers.layer1.output_bias"])
+def test_a_nan_at_fold_time_is_named_and_nothing_is_changed(name):
+    net = timestepper.attach(small())
+    with torch.no_grad():
+        net.get_parameter(name).view(-1)[0] = float("nan")
+    before = {key: value.nan_to_num() for key, value in bits(net).items()}
+    named = "layer1.0.bn2.weight" if "controllers" in name else name
+    with pytest.raises(NonFiniteError, match=f"cannot fold: .*{named}"):
+        timestepper.fold(net)
+    assert all(torch.equal(value.nan_to_num(), before[key]) for key, value in net.state_dict().items())
+
+
+def test_folding_a_plain_network_is_refused():
+    for call in (timestepper.fold, timestepper.detach, timestepper.step_sizes):
+        with pytest.raises(NotAttachedError, match=r"CifarResNet has no controllers; call timestepper.attach first"):
+            call(small())
+
+
+# -- attach and detach -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_detach_leaves_nothing_behind(family):
+    torch.manual_seed(0)
+    model = FAMILIES[family]()
+    kind, before, attributes = type(model), bits(model), set(vars(model))
+    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in model.modules()]
+    net = timestepper.attach(model)
+    net.eval()(batch()[0])
+    back = timestepper.detach(net)
+    assert back is model
+    assert type(back) is kind
+    assert unchanged(back, before)
+    assert set(vars(back)) == attributes
+    assert hooks == [len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in back.modules()]
+    timestepper.attach(back, "two_fc")  # and it can be attached to again
+
+
+def test_attaching_twice_is_refused():
+    net = timestepper.attach(small())
+    with pytest.raises(AlreadyAttachedError, match=r"has controllers already \(lstm\); call timestepper.detach"):
+        timestepper.attach(net)
+    with pytest.raises(AlreadyAttachedError, match="0 has controllers already"):
+        timestepper.attach(nn.Sequential(net))
+
+
+def test_attaching_to_a_compiled_network_is_refused():
+    with pytest.raises(WrappedModelError, match="wrapped in OptimizedModule; attach first, then wrap"):
+        timestepper.attach(torch.compile(small()))
+    model = small()
+    model.compile()
+    with pytest.raises(WrappedModelError, match="CifarResNet is compiled; attach first, then compile"):
+        timestepper.attach(model)
+
+
+def test_attaching_to_a_wrapped_network_is_refused(unused_port):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{unused_port}", rank=0, world_size=1)
+    try:
+        with pytest.raises(WrappedModelError, match="wrapped in DistributedDataParallel; attach first"):
+            timestepper.attach(DistributedDataParallel(small()))
+    finally:
+        dist.destroy_process_group()
+    with pytest.raises(WrappedModelError, match="wrapped in DataParallel; attach first"):
+        timestepper.attach(nn.DataParallel(small()))
+
+
+def test_a_network_without_sites_names_what_it_has_and_what_is_known():
+    with pytest.raises(NoSitesError, match=r"Sequential has no .* it has Conv2d, ReLU; known are .*Bottleneck"):
+        timestepper.attach(nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()))
+
+
+class ActivatedNorm(nn.BatchNorm2d):
+    """Hides an activation, so it is not linear per channel."""
+
+    def forward(self, x):
+        return torch.relu(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        (lambda: ActivatedNorm(8), "the branch ends in ActivatedNorm, which cannot take a step size"),
+        (lambda: nn.GroupNorm(2, 8), "the branch ends in GroupNorm"),
+        (lambda: nn.BatchNorm2d(8, affine=False), "its adapter names layer1.0.bn2, which is no layer with a weight"),
+        (lambda: nn.Identity(), "its adapter names layer1.0.bn2, which is no layer with a weight"),
+    ],
+)
+def test_a_last_layer_that_cannot_be_reparameterised_is_named(last, reason):
+    model = small()
+    model.layer1[0].bn2 = last()
+    before = bits(model)
+    with pytest.raises(UnsupportedSiteError, match=rf"layer1\.0.*: {reason}"):
+        timestepper.attach(model)
+    assert unchanged(model, before)
+
+
+def test_an_attention_that_cannot_be_reparameterised_is_named():
+    with pytest.raises(UnsupportedSiteError, match=r"layer1\.0: BasicBlock has the attention EcaModule"):
+        timestepper.attach(timm.create_model("resnet18", block_args={"attn_layer": "eca"}))
+
+
+@pytest.mark.parametrize("value", [0, -0.1, float("nan"), float("inf")])
+def test_a_fixed_step_must_be_positive(value):
+    with pytest.raises(StepSizeError, match="a fixed step size must be a positive number, not"):
+        timestepper.attach(small(), timestepper.controllers.fixed(value))
+
+
+def test_unknown_names_list_the_known_ones():
+    with pytest.raises(UnknownNameError, match=r"'lstn'; known are lstm, two_fc, independent, fixed"):
+        timestepper.attach(small(), "lstn")
+    with pytest.raises(StepSizeError, match=r"write it as fixed\(value\) with numbers"):
+        timestepper.attach(small(), "fixed")
+    with pytest.raises(StepSizeError, match="reduction must be at least 1, not 0"):
+        timestepper.attach(small(), reduction=0)
+    with pytest.raises(UnknownNameError, match=r"'resnet50'; write LIBRARY/MODEL, for example timm/resnet50"):
+        timestepper.adapters.create_model("resnet50")
+    with pytest.raises(UnknownNameError, match=r"did you mean .*resnet50"):
+        timestepper.adapters.create_model("timm/resnet5O")
+    with pytest.raises(UnknownNameError, match=r"known are .*resnet18"):
+        timestepper.adapters.create_model("torchvision/resnet19")
+    with pytest.raises(UnknownNameError, match="6n"):
+        timestepper.adapters.create_model("cifar/resnet57")
+
+
+# -- calling -----------------------------------------------------------------------------------------------------------
+
+
+def test_side_entrances_do_not_run_without_step_sizes():
+    net = timestepper.attach(FAMILIES["timm resnet18"]())
+    with pytest.raises(SideEntranceError, match=r"ResNet.forward_features would run without step sizes; .*fold\(net\)"):
+        net.forward_features(batch()[0])
+    assert not hasattr(net, "forward_features")
+    assert net.num_classes == 5  # plain attributes are the base's
+    timestepper.fold(net).forward_features(batch()[0])
+
+
+def test_activation_checkpointing_is_refused():
+    model = FAMILIES["timm resnet18"]()
+    net = timestepper.attach(model)
+    model.set_grad_checkpointing(True)
+    with pytest.raises(ActivationCheckpointingError, match=r"switch it off \(timm: model.set_grad"):
+        net(batch()[0])
+    with pytest.raises(ActivationCheckpointingError, match="activation checkpointing is on"):
+        timestepper.attach(model)
+
+
+def test_a_new_head_is_used():
+    net = timestepper.attach(small()).eval()
+    net.linear = nn.Linear(32, 7)
+    assert net(batch()[0]).shape == (4, 7)
+    assert timestepper.fold(net).linear.out_features == 7
+
+
+def test_weight_decay_acts_differently_after_folding():
+    """From the same function, one step of pure decay parts an attached and a folded network: decay pulls a step size
+    towards 0.5 and a folded weight towards 0. So training on from a folded network is a choice, never silent."""
+    net = train(timestepper.attach(small(), "independent")).eval()
+    images, _ = batch()
+    plain = timestepper.fold(net)
+    assert torch.equal(net(images), plain(images))
+    for model in (net, plain):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=5.0).step()
+    difference = (net(images) - plain(images)).abs().max() / net(images).abs().max()
+    assert difference > 1e-3
