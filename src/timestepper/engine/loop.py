@@ -5,6 +5,7 @@ Everything that a run needs is in one object; a resume is "load weights, momentu
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
@@ -234,13 +235,15 @@ class Training:
 
     def _report(self, step: int, epoch: int, reports: list[Row]) -> None:
         rate = self.schedule.rate(step - 1)
-        for rank, row in enumerate(reports):
-            if row.bad:
-                raise DivergedError(
-                    f"step {step}: loss {row.loss:g}, gradient norm {row.norm:g} on rank {rank} at learning rate "
-                    f"{rate:g}; stopped with the weights of step {step - 1}; {self.journal.last_saved()}; "
-                    "lower optimiser.lr or add schedule.warmup_epochs"
-                )
+        if any(row.bad for row in reports):
+            # Averaged gradients are bad on every rank: the rank to name is the one whose own loss is.
+            rank = max(range(len(reports)), key=lambda r: (not math.isfinite(reports[r].loss), reports[r].bad))
+            raise DivergedError(
+                f"step {step}: loss {reports[rank].loss:g}, gradient norm {reports[rank].norm:g} on rank {rank} at "
+                f"learning rate {rate:g}; stopped with the weights of step {step - 1}; {self.journal.last_saved()}; "
+                "lower optimiser.lr or add schedule.warmup_epochs"
+            )
+        for row in reports:
             self.interval.add(row.loss, row.correct, row.count)
             self.whole_epoch.add(row.loss, row.correct, row.count)
         count = sum(row.count for row in reports)

@@ -1,0 +1,112 @@
+"""Two processes with gloo against one process with the same global batch, in a network without batch norm."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_training import close, network, training
+
+from timestepper.engine import distributed
+from timestepper.engine.distributed import Group
+from timestepper.errors import DistributedError, LoaderError
+
+SCRIPT = Path(__file__).with_name("one_rank.py")
+
+
+def run_two(case, folder, port):
+    """Exit codes and outputs of two processes."""
+    processes = []
+    for rank in range(2):
+        environment = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, str(SCRIPT), case, str(folder)],
+                env=os.environ | environment | {"OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    return [process.returncode for process in processes], outputs
+
+
+def losses(folder):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if line["kind"] == "step"]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    run = training(folder, model=network(norm=False, dropout=0.0))
+    run.run()
+    close(run)
+    return folder, run.model.state_dict()
+
+
+def test_two_processes_give_the_losses_and_weights_of_one(tmp_path, unused_port, alone):
+    codes, outputs = run_two("train", tmp_path / "run", unused_port)
+    assert codes == [0, 0], outputs
+    assert losses(tmp_path / "run") == pytest.approx(losses(alone[0]), rel=1e-5)
+    finished = training(tmp_path / "run", model=network(norm=False, dropout=0.0))
+    for name, value in finished.model.state_dict().items():
+        torch.testing.assert_close(value, alone[1][name], rtol=1e-5, atol=1e-6)
+    close(finished)
+
+
+@pytest.mark.parametrize(("case", "step"), [("signal", 4), ("evaluation", 5)])
+def test_a_signal_to_one_rank_stops_all_at_one_step_and_one_process_can_go_on(tmp_path, unused_port, alone, case, step):
+    codes, outputs = run_two(case, tmp_path / "run", unused_port)
+    assert codes == [0, 0], outputs
+    for rank, output in enumerate(outputs):
+        assert f"rank {rank} stopped by 15 at {step}" in output
+    again = training(tmp_path / "run", model=network(norm=False, dropout=0.0))
+    assert again.step == step
+    again.run()
+    close(again)
+    assert losses(tmp_path / "run") == pytest.approx(losses(alone[0]), rel=1e-5)
+
+
+def test_nan_on_one_rank_stops_all_and_names_the_rank(tmp_path, unused_port):
+    codes, outputs = run_two("nan", tmp_path / "run", unused_port)
+    assert codes == [1, 1], outputs
+    assert all("step 4: loss nan" in output and "on rank 1 at learning rate 0.1" in output for output in outputs)
+    assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())[-1] == "step-00000002.pt"
+
+
+def test_a_full_disk_ends_every_rank(tmp_path, unused_port):
+    codes, outputs = run_two("full", tmp_path / "run", unused_port)
+    assert codes == [1, 1], outputs
+    assert "No space left at step 0" in outputs[0]
+
+
+def test_alone_everything_is_local():
+    group = Group()
+    row = torch.arange(3.0)
+    assert torch.equal(group.gather(row), row[None])
+    assert torch.equal(group.sum(row.clone()), row)
+    acted = []
+    group.agree(lambda: acted.append(1))
+    assert acted == [1]
+    with pytest.raises(ZeroDivisionError):
+        group.agree(lambda: 1 / 0)
+
+
+def test_a_lost_process_is_told_from_other_errors():
+    many = Group(rank=1, world=2, active=True)
+    assert isinstance(distributed.explain(RuntimeError("[gloo] Connection closed by peer"), many, 7), DistributedError)
+    assert distributed.explain(RuntimeError("size mismatch"), many, 7) is None
+    assert distributed.explain(RuntimeError("Connection closed"), Group(), 7) is None
+    assert distributed.explain(LoaderError("lost the connection to a worker"), many, 7) is None
+
+
+def test_nobody_answers(monkeypatch, unused_port):
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": unused_port}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(DistributedError, match="rank 1 cannot reach the other processes"):
+        distributed.start(torch.device("cpu"), 1)

@@ -1,0 +1,59 @@
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+SCRIPT = """
+import sys, time
+from timestepper.engine.signals import Signals
+signals = Signals().install()
+print("ready", flush=True)
+end = time.monotonic() + 20
+while time.monotonic() < end:
+    time.sleep(0.01)
+    if signals.save:
+        print("save", flush=True)
+        signals.save = 0
+    if signals.stop and "stubborn" not in sys.argv:
+        print("stop", signals.stop, flush=True)
+        sys.exit(0)
+"""
+
+
+@pytest.fixture
+def process(request):
+    extra = getattr(request, "param", [])
+    started = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, *extra], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert started.stdout.readline() == "ready\n"
+    yield started
+    started.kill()
+    started.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_once_sets_a_number(process, number):
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=10)
+    assert output == f"stop {int(number)}\n"
+    assert process.returncode == 0
+    assert "stopping after this step" in errors
+
+
+def test_usr1_asks_to_save_and_goes_on(process):
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout.readline() == "save\n"
+    assert process.poll() is None
+
+
+@pytest.mark.parametrize("process", [["stubborn"]], indirect=True)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_twice_leaves_at_once(process, number, code):
+    process.send_signal(number)
+    time.sleep(0.2)
+    assert process.poll() is None
+    process.send_signal(number)
+    assert process.wait(timeout=5) == code
