@@ -1,0 +1,116 @@
+"""Proposition 1 with the real operators of every block: how much a perturbation of y_0 can have grown in y_D."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from timestepper.equations import log_perturbation_bound
+from timestepper.stability.chain import Chain, Link
+from timestepper.stability.lipschitz import Way, Ways, ways_through
+from timestepper.stability.norms import Norm, layer_norms
+from timestepper.stability.operators import Operator, parameters_of
+
+
+@dataclass(frozen=True)
+class BlockBound:
+    """One factor of Eq. 7. ``branch`` is the norm of diag(dt) times the branch, ``shortcut`` that of the shortcut.
+
+    The logarithms are of shortcut + branch: with converged norms, with norms that are certainly not too small, and
+    with the reshaped kernels' norms.
+    """
+
+    stage: str
+    path: str
+    branch: float
+    shortcut: float
+    log: float
+    log_certified: float
+    log_reshaped: float
+    layers: Mapping[str, Norm]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Proposition 1 of a network, in logarithms: 506 layers do not overflow."""
+
+    blocks: tuple[BlockBound, ...]
+
+    @property
+    def log(self) -> float:
+        return sum(block.log for block in self.blocks)
+
+    @property
+    def log_certified(self) -> float:
+        return sum(block.log_certified for block in self.blocks)
+
+    @property
+    def log_reshaped(self) -> float:
+        return sum(block.log_reshaped for block in self.blocks)
+
+    @property
+    def stages(self) -> dict[str, float]:
+        """The part of each stage."""
+        return by_stage([(block.stage, block.log) for block in self.blocks])
+
+
+def proposition_1(chain: Chain, tolerance: float = 1e-4) -> Bound:
+    """The bound of every block, from the norms of all its layers on features of their real size.
+
+    ``tolerance`` is power iteration's: a norm counts as converged when ten rounds raise it by less.
+    """
+    ways = block_ways(chain)
+    norms = layer_norms(layers_on(ways), parameters_of(chain.model), tolerance)
+    return Bound(tuple(_block(link, through, norms) for link, through in zip(chain.links, ways, strict=True)))
+
+
+def block_ways(chain: Chain) -> list[Ways]:
+    """The ways through each block."""
+    return [ways_through(link, features) for link, features in zip(chain.links, chain.features, strict=False)]
+
+
+def layers_on(ways: list[Ways]) -> list[Operator]:
+    return [layer for through in ways for way in through for layer in way.layers]
+
+
+def split(link: Link, ways: Ways, norm: Callable[[Operator], float]) -> tuple[float, float]:
+    """(shortcut, branch): sums over the ways past and through the layers that take the step size."""
+    shortcut = sum(_product(way, norm) for way in ways if not _in_branch(link, way))
+    branch = sum(_product(way, norm) for way in ways if _in_branch(link, way))
+    return shortcut, branch
+
+
+def log_factor(shortcut: float, branch: float) -> float:
+    """Logarithm of shortcut + branch: Eq. 7's factor, relative to the shortcut, which is 1 where it is the identity."""
+    relative = log_perturbation_bound(torch.tensor(branch / shortcut, dtype=torch.float64), torch.tensor(1.0))
+    return math.log(shortcut) + float(relative)
+
+
+def by_stage(parts: list[tuple[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for stage, part in parts:
+        sums[stage] = sums.get(stage, 0.0) + part
+    return sums
+
+
+def _block(link: Link, ways: Ways, norms: Mapping[Operator, Norm]) -> BlockBound:
+    shortcut, branch = split(link, ways, lambda layer: norms[layer].estimate)
+    return BlockBound(
+        stage=link.stage,
+        path=link.path,
+        branch=branch,
+        shortcut=shortcut,
+        log=log_factor(shortcut, branch),
+        log_certified=log_factor(*split(link, ways, lambda layer: norms[layer].upper)),
+        log_reshaped=log_factor(*split(link, ways, lambda layer: norms[layer].reshaped)),
+        layers={layer.name: norms[layer] for layer in layers_on([ways])},
+    )
+
+
+def _product(way: Way, norm: Callable[[Operator], float]) -> float:
+    return way.constant * math.prod(norm(layer) for layer in way.layers)
+
+
+def _in_branch(link: Link, way: Way) -> bool:
+    return any(layer.path in link.site.last or layer.norm in link.site.last for layer in way.layers)

@@ -1,0 +1,152 @@
+"""The residual blocks of a network as a chain y_0 -> y_1 -> ... -> y_D, with the features of real inputs on it.
+
+Every tool works on a plain copy in evaluation mode: an attached network is folded first, so that its step sizes are
+in the weights, and plain, attached and folded networks take one path.
+"""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import timestepper
+from timestepper.adapters import Site, find_stages
+from timestepper.errors import NotAttachedError, StabilityError
+
+
+@dataclass(frozen=True)
+class Link:
+    """One residual block: where it is, and its part of the plain copy."""
+
+    stage: str
+    site: Site
+    block: nn.Module
+
+    @property
+    def path(self) -> str:
+        return self.site.path
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A network's blocks in the order in which they run, and the features y_0 ... y_D that one batch left there."""
+
+    model: nn.Module
+    inputs: Tensor
+    links: tuple[Link, ...]
+    features: tuple[Tensor, ...]
+
+    def run(self, features: Tensor) -> list[Tensor]:
+        """y_0 ... y_D for other features y_0."""
+        found = [features]
+        for link in self.links:
+            found.append(link.block(found[-1].clone()))  # a block may work in place
+        return found
+
+    def logits(self, features: Tensor) -> Tensor:
+        """The network's output for other features y_0."""
+        hook = self.links[0].block.register_forward_pre_hook(lambda block, args: (features.clone(),))
+        try:
+            return self.model(self.inputs)
+        finally:
+            hook.remove()
+
+
+def branch_end(link: Link) -> str:
+    """Path inside the block of the module whose output is the branch: its gate, or else its last layer."""
+    gate, last = link.site.gate, link.site.last[-1]
+    whole = gate.rpartition(".")[0] if gate is not None else last
+    return whole.removeprefix(f"{link.path}.")
+
+
+def plain_copy(net: nn.Module, *, steps: bool = True) -> nn.Module:
+    """The network without controllers, in evaluation mode: with its step sizes in the weights, or without (dt = 1)."""
+    for name, value in net.state_dict().items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise StabilityError(
+                f"{name} holds NaN or infinity; no figure can be computed, go back to a sound checkpoint"
+            )
+    try:
+        model = timestepper.fold(net) if steps else copy.deepcopy(timestepper.detach(net))
+    except NotAttachedError:
+        model = copy.deepcopy(net)
+    return model.eval().requires_grad_(False)
+
+
+def is_attached(net: nn.Module) -> bool:
+    try:
+        timestepper.detach(net)
+    except NotAttachedError:
+        return False
+    return True
+
+
+def open_chain(net: nn.Module, inputs: Tensor, *, steps: bool = True) -> Chain:
+    """Run the network once on ``inputs`` and look at what enters and leaves each residual block."""
+    model = plain_copy(net, steps=steps)
+    links = {
+        site.path: Link(stage.name, site, model.get_submodule(site.path))
+        for stage in find_stages(model)
+        for site in stage.sites
+    }
+    order: list[str] = []
+    entered: list[Tensor] = []
+    left: list[Tensor] = []
+
+    def before(path: str):
+        def hook(block: nn.Module, args: tuple) -> None:
+            if len(args) != 1 or not isinstance(args[0], Tensor):
+                raise StabilityError(
+                    f"{path} takes {len(args)} arguments, not one feature map; only residual blocks are covered"
+                )
+            order.append(path)
+            entered.append(args[0].detach().clone())
+
+        return hook
+
+    def after(block: nn.Module, args: tuple, output: Tensor) -> None:
+        left.append(output.detach().clone())
+
+    hooks = [link.block.register_forward_pre_hook(before(path)) for path, link in links.items()]
+    hooks += [link.block.register_forward_hook(after) for link in links.values()]
+    try:
+        run(model, inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    _check_chain(list(links), order, entered, left)
+    return Chain(model, inputs, tuple(links[path] for path in order), (*entered, left[-1]))
+
+
+@torch.no_grad()
+def run(model: nn.Module, inputs: Tensor) -> Tensor:
+    """The network's output; inputs that it cannot take are the user's mistake, said in one line."""
+    try:
+        outputs = model(inputs)
+    except StabilityError:
+        raise
+    except (RuntimeError, ValueError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise StabilityError(
+            f"{type(model).__name__} cannot run on inputs of shape {tuple(inputs.shape)} ({reason}); "
+            "give the channels and the size that it was made for"
+        ) from error
+    if not outputs.isfinite().all():
+        raise StabilityError(f"{type(model).__name__} gives NaN or infinity on these inputs; check their normalisation")
+    return outputs
+
+
+def _check_chain(paths: list[str], order: list[str], entered: list[Tensor], left: list[Tensor]) -> None:
+    """Proposition 1 speaks of blocks that follow each other directly, each used once."""
+    if sorted(order) != sorted(paths):
+        odd = next(path for path in paths if order.count(path) != 1)
+        raise StabilityError(
+            f"{odd} ran {order.count(odd)} times in one pass, not once; only chains of residual blocks are covered"
+        )
+    for index in range(1, len(order)):
+        if left[index - 1].shape != entered[index].shape or not torch.equal(left[index - 1], entered[index]):
+            raise StabilityError(
+                f"there are layers between {order[index - 1]} and {order[index]}, which no residual block holds; "
+                "only chains of residual blocks (ResNet, ResNeXt) are covered"
+            )

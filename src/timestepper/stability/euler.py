@@ -1,0 +1,94 @@
+"""The Euler condition (Eq. 4) of every block: max |1 + h lambda_i(J)| <= 1 over the Jacobian of its branch.
+
+The step sizes are in the branch's weights, so the Jacobian below is diag(dt) J and h is 1. Channel-wise step sizes
+need no other treatment.
+"""
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from timestepper.equations import euler_radius
+from timestepper.stability.chain import Chain, Link, branch_end
+
+
+@dataclass(frozen=True)
+class EulerBlock:
+    """Eigenvalues of diag(dt) J with the largest |1 + lambda|, at the features of one sample.
+
+    ``skipped`` says why there are none: a block that changes the size of its features has no square Jacobian.
+    ``converged`` is False where Arnoldi gave up on some; those found count.
+    """
+
+    stage: str
+    path: str
+    eigenvalues: tuple[complex, ...] = ()
+    radius: float | None = None
+    converged: bool = True
+    skipped: str | None = None
+
+    @property
+    def stable(self) -> bool | None:
+        return None if self.radius is None else self.radius <= 1
+
+
+def euler_condition(chain: Chain, *, sample: int = 0, count: int = 6, tolerance: float = 1e-4) -> list[EulerBlock]:
+    """Eq. 4 for every block, on the features that one sample has there."""
+    found = []
+    for link, before, after in zip(chain.links, chain.features, chain.features[1:], strict=False):
+        if before.shape != after.shape:
+            skipped = f"{tuple(before.shape[1:])} to {tuple(after.shape[1:])}: no square Jacobian"
+            found.append(EulerBlock(link.stage, link.path, skipped=skipped))
+            continue
+        eigenvalues, converged = _extreme_eigenvalues(link, before[sample : sample + 1], count, tolerance)
+        radius = euler_radius(1.0, torch.from_numpy(eigenvalues)).item()
+        found.append(EulerBlock(link.stage, link.path, tuple(map(complex, eigenvalues)), radius, converged))
+    return found
+
+
+def branch(link: Link, features: Tensor) -> Tensor:
+    """What the block's branch adds to the shortcut, step sizes included."""
+    outputs: list[Tensor] = []
+    end = link.block.get_submodule(branch_end(link))
+    # A copy: many blocks add the shortcut in place.
+    hook = end.register_forward_hook(lambda module, args, output: outputs.append(output.clone()))
+    try:
+        link.block(features.clone())
+    finally:
+        hook.remove()
+    return outputs[0]
+
+
+def _extreme_eigenvalues(link: Link, features: Tensor, count: int, tolerance: float) -> tuple[np.ndarray, bool]:
+    """Arnoldi on v -> v + J^T v; a matrix and its transpose have the same eigenvalues, and one backward gives J^T v."""
+    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs
+
+    at = features.detach().clone().requires_grad_()
+    output = branch(link, at)
+    size = at.numel()
+
+    def product(vector: np.ndarray) -> np.ndarray:
+        cotangent = torch.from_numpy(np.ascontiguousarray(vector)).to(output).reshape(output.shape)
+        (pulled,) = torch.autograd.grad(output, at, cotangent, retain_graph=True)
+        return (cotangent + pulled).reshape(-1).double().cpu().numpy()
+
+    if size <= 4 * count:  # too small for Arnoldi
+        matrix = np.stack([product(row) for row in np.eye(size)])
+        eigenvalues = np.linalg.eigvals(matrix)
+        return _sorted(eigenvalues)[:count] - 1, True
+    start = np.random.default_rng(0).standard_normal(size)
+    operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return _sorted(eigs(operator, count, v0=start, tol=tolerance, return_eigenvectors=False)) - 1, True
+        except ArpackNoConvergence as error:
+            partial = error.eigenvalues if len(error.eigenvalues) else np.array([np.nan + 0j])
+            return _sorted(partial) - 1, False
+
+
+def _sorted(eigenvalues: np.ndarray) -> np.ndarray:
+    return eigenvalues[np.argsort(-np.abs(eigenvalues))].astype(complex)

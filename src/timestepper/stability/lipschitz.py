@@ -1,0 +1,188 @@
+"""How far one block can spread two inputs: a sum over the ways through it, each a product of layer norms.
+
+The block's graph is walked once on real features. Every layer either has a rule here or is refused by name, so a
+bound never misses an operation.
+"""
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from timestepper.errors import StabilityError
+from timestepper.stability import operators
+from timestepper.stability.chain import Link
+from timestepper.stability.operators import Operator
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way through a block: the linear layers on it, and the Lipschitz constant of all else on it."""
+
+    layers: tuple[Operator, ...] = ()
+    constant: float = 1.0
+
+    def times(self, constant: float) -> "Way":
+        return Way(self.layers, self.constant * abs(constant))
+
+    def through(self, layer: Operator) -> "Way":
+        return Way((*self.layers, layer), self.constant)
+
+
+Ways = tuple[Way, ...]
+
+# Largest slopes, rounded up in the last digit shown.
+_SLOPES: dict[object, float] = {
+    **dict.fromkeys((nn.Identity, nn.Dropout, nn.Dropout2d, "contiguous", "clone", "detach"), 1.0),
+    **dict.fromkeys((nn.ReLU, F.relu, F.relu_, torch.relu, "relu", "relu_"), 1.0),
+    **dict.fromkeys((nn.ReLU6, F.relu6, nn.Hardtanh, nn.Tanh, torch.tanh, F.tanh, "tanh", nn.Softplus), 1.0),
+    **dict.fromkeys((nn.Sigmoid, torch.sigmoid, F.sigmoid, "sigmoid"), 0.25),
+    **dict.fromkeys((nn.SiLU, F.silu), 1.1),
+    **dict.fromkeys((nn.GELU, F.gelu), 1.13),
+    **dict.fromkeys((nn.Hardswish, F.hardswish), 1.5),
+}
+_ADDITIONS = (
+    operator.add,
+    operator.iadd,
+    operator.sub,
+    operator.isub,
+    torch.add,
+    torch.sub,
+    "add",
+    "add_",
+    "sub",
+    "sub_",
+)
+_PRODUCTS = (operator.mul, operator.imul, torch.mul, "mul", "mul_")
+
+
+@torch.no_grad()
+def ways_through(link: Link, features: Tensor) -> Ways:
+    """All ways through the block of ``link`` for features that enter it (one sample is enough)."""
+    try:
+        graph = fx.symbolic_trace(link.block)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0]
+        raise StabilityError(
+            f"{link.path}: cannot see through {type(link.block).__name__} ({reason}); {_ADVICE}"
+        ) from error
+    walk = _Walk(graph, link.path)
+    walk.run(features[:1].clone())
+    return walk.found
+
+
+_ADVICE = "leave the bound out (--no-bound): measured growth, eigenvalues, gradients and robustness work without it"
+
+
+class _Walk(fx.Interpreter):
+    """Runs a block and notes, for every value in it, the ways on which the input reaches it."""
+
+    def __init__(self, graph: fx.GraphModule, path: str):
+        super().__init__(graph)
+        self.path = path
+        self.ways: dict[fx.Node, Ways] = {}
+        self.found: Ways = ()
+
+    def run_node(self, n: fx.Node):
+        before = [value for value in map(self.env.get, n.all_input_nodes) if isinstance(value, Tensor)]
+        size = before[0].shape[2:] if before else torch.Size()
+        value = super().run_node(n)
+        if n.op == "placeholder":
+            self.ways[n] = (Way(),) if isinstance(value, Tensor) else ()
+        elif n.op == "output":
+            self.found = self.ways[n.all_input_nodes[0]]
+        elif not isinstance(value, Tensor) or not any(self.ways.get(source) for source in n.all_input_nodes):
+            self.ways[n] = ()  # a shape, or something the input does not reach: constant
+        elif n.op == "call_module":
+            self.ways[n] = self._through_layer(n, self.fetch_attr(str(n.target)), size)
+        else:
+            self.ways[n] = self._through_function(n, size)
+        return value
+
+    def _through_layer(self, n: fx.Node, layer: Any, size: torch.Size) -> Ways:
+        path = f"{self.path}.{n.target}"
+        source = n.all_input_nodes[0]
+        ways = self.ways[source]
+        kind = type(layer)  # exactly: a subclass may do more than its parent
+        if kind is nn.Conv2d:
+            convolution = operators.convolution(path, layer, (size[0], size[1]))
+            return tuple(way.through(convolution) for way in ways)
+        if kind is nn.Linear:
+            return tuple(way.through(operators.linear(path)) for way in ways)
+        if kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm):
+            norm = operators.batch_norm(path, layer)
+            alone = source.op == "call_module" and len(source.users) == 1
+            return tuple(_through_norm(way, norm, may_join=alone) for way in ways)
+        if kind in (nn.MaxPool2d, nn.AvgPool2d):
+            return tuple(way.times(self._pooling(n, layer, size)) for way in ways)
+        slope = _slope(layer)
+        if slope is None:
+            raise self._unknown(n, kind.__name__)
+        return tuple(way.times(slope) for way in ways)
+
+    def _through_function(self, n: fx.Node, size: torch.Size) -> Ways:
+        sources = [self.ways[source] for source in n.all_input_nodes if self.ways[source]]
+        target = n.target
+        if target in _ADDITIONS and n.kwargs.get("alpha", 1) == 1:
+            # x + x has one source and two arguments
+            return tuple(way for source in n.args if isinstance(source, fx.Node) for way in self.ways[source])
+        numbers = [value for value in n.args if isinstance(value, (int, float))]
+        if target in _PRODUCTS and len(sources) == 1 and len(numbers) == 1:
+            return tuple(way.times(numbers[0]) for way in sources[0])
+        if len(sources) != 1:
+            raise self._unknown(n, str(target))
+        if target is operator.getitem and _is_slice(n.args[1]):
+            return sources[0]
+        if target is F.pad and n.kwargs.get("mode", "constant") == "constant":
+            return sources[0]
+        slope = _SLOPES.get(target)
+        if slope is None:
+            raise self._unknown(n, getattr(target, "__name__", str(target)))
+        return tuple(way.times(slope) for way in sources[0])
+
+    def _pooling(self, n: fx.Node, layer: nn.MaxPool2d | nn.AvgPool2d, size: torch.Size) -> float:
+        """Each input is in at most ceil(k/s) windows per direction; each average divides by the window's pixels."""
+        sides = [_twice(layer.kernel_size), _twice(layer.stride), _twice(layer.padding)]
+        windows = math.prod(math.ceil(k / s) for k, s in zip(sides[0], sides[1], strict=True))
+        if isinstance(layer, nn.MaxPool2d):
+            if _twice(layer.dilation) != (1, 1):
+                raise self._unknown(n, "MaxPool2d with dilation")
+            return math.sqrt(windows)
+        whole = all((m - k) % s == 0 for m, k, s in zip(size, sides[0], sides[1], strict=True))
+        if layer.divisor_override is not None or not (whole and sides[2] == (0, 0)):
+            # Windows over the edge may hold one pixel, whose weight is then 1.
+            return math.sqrt(windows) * max(1.0, 1 / (layer.divisor_override or 1))
+        return math.sqrt(windows / math.prod(sides[0]))
+
+    def _unknown(self, n: fx.Node, what: str) -> StabilityError:
+        stack = [str(path) for path, _ in n.meta.get("nn_module_stack", {}).values()]
+        where = str(n.target) if n.op == "call_module" else (stack[-1] if stack else "")
+        path = f"{self.path}.{where}" if where else self.path
+        return StabilityError(f"{path}: the norm of {what} cannot be computed; {_ADVICE}")
+
+
+def _through_norm(way: Way, norm: Operator, *, may_join: bool) -> Way:
+    joined = operators.behind(way.layers[-1], norm) if way.layers and may_join else None
+    return way.through(norm) if joined is None else Way((*way.layers[:-1], joined), way.constant)
+
+
+def _slope(layer: nn.Module) -> float | None:
+    if isinstance(layer, nn.LeakyReLU):
+        return max(1.0, abs(layer.negative_slope))
+    if isinstance(layer, nn.ELU):
+        return max(1.0, abs(layer.alpha))
+    return _SLOPES.get(type(layer))
+
+
+def _is_slice(index) -> bool:
+    """Plain slices pick each element at most once; a list of indices may not."""
+    entries = index if isinstance(index, tuple) else (index,)
+    return all(isinstance(entry, (slice, int)) or entry in (None, Ellipsis) for entry in entries)
+
+
+def _twice(value: int | tuple[int, ...]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])

@@ -1,0 +1,146 @@
+"""Error and loss of a classifier on changed inputs: Gaussian noise, attacks and common corruptions.
+
+Takes any iterable of (images, labels) batches, normalised, on the model's device; a label of -1 marks an empty slot.
+Results do not depend on the batch size or, with ``rank`` and ``world``, on the number of processes: every random number
+belongs to a sample's index in the data set.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from timestepper.errors import StabilityError
+from timestepper.stability import corruptions, draws
+from timestepper.stability.attacks import Pixels, fgsm, pgd
+from timestepper.stability.chain import plain_copy
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+Variants = Callable[[Tensor, Tensor, Sequence[int]], Iterator[Tensor]]
+NOISE_LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+EPSILONS = (1 / 255, 2 / 255, 4 / 255, 8 / 255)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Error (a fraction) and mean cross-entropy over ``samples``."""
+
+    error: float
+    loss: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of each batch of the data set this process sees, and how sums over all processes are made."""
+
+    rank: int = 0
+    world: int = 1
+    total: Callable[[Tensor], Tensor] = lambda sums: sums
+
+    def indices(self, step: int, batch: int) -> range:
+        """Places in the data set of the samples of one batch: loaders deal in data order, rank after rank."""
+        first = (step * self.world + self.rank) * batch
+        return range(first, first + batch)
+
+
+WHOLE = Share()
+
+
+def noise(
+    net: nn.Module,
+    batches: Batches,
+    levels: Sequence[float] = NOISE_LEVELS,
+    *,
+    draws_each: int = 5,
+    seed: int = 0,
+    share: Share = WHOLE,
+) -> dict[float, list[Score]]:
+    """Gaussian noise of standard deviation ``level`` on the normalised inputs: one score per draw, by level.
+
+    A draw is one noise image per sample, scaled by every level, so that levels differ in nothing else.
+    """
+
+    def variants(images: Tensor, labels: Tensor, indices: Sequence[int]) -> Iterator[Tensor]:
+        for draw in range(draws_each):
+            unit = draws.normal(images, indices, seed, draw)
+            for level in levels:
+                yield images + level * unit
+
+    scores = _scores(net, batches, lambda model: variants, draws_each * len(levels), share)
+    return {level: scores[number :: len(levels)] for number, level in enumerate(levels)}
+
+
+def attacks(
+    net: nn.Module,
+    batches: Batches,
+    scale: Pixels,
+    epsilons: Sequence[float] = EPSILONS,
+    *,
+    steps: int = 20,
+    seed: int = 0,
+    share: Share = WHOLE,
+) -> dict[str, dict[float, Score]]:
+    """FGSM and PGD within ``epsilon`` in pixel values (0 to 1), by name and epsilon."""
+
+    def attack(model: nn.Module) -> Variants:
+        def variants(images: Tensor, labels: Tensor, indices: Sequence[int]) -> Iterator[Tensor]:
+            for epsilon in epsilons:
+                yield fgsm(model, images, labels, epsilon, scale)
+                yield pgd(model, images, labels, epsilon, scale, indices=indices, steps=steps, seed=seed)
+
+        return variants
+
+    scores = _scores(net, batches, attack, 2 * len(epsilons), share)
+    return {name: dict(zip(epsilons, scores[n::2], strict=True)) for n, name in enumerate(("fgsm", "pgd"))}
+
+
+def corrupted(
+    net: nn.Module,
+    batches: Batches,
+    scale: Pixels,
+    names: Sequence[str] = corruptions.NAMES,
+    *,
+    seed: int = 0,
+    share: Share = WHOLE,
+) -> dict[str, list[Score]]:
+    """Common corruptions: one score per severity, 1 to 5, by name."""
+
+    def variants(images: Tensor, labels: Tensor, indices: Sequence[int]) -> Iterator[Tensor]:
+        pixels = scale.decode(images).clamp(0, 1)
+        for name in names:
+            for severity in corruptions.SEVERITIES:
+                yield scale.encode(corruptions.corrupt(pixels, name, severity, indices, seed))
+
+    count = len(corruptions.SEVERITIES)
+    scores = _scores(net, batches, lambda model: variants, len(names) * count, share)
+    return {name: scores[n * count : (n + 1) * count] for n, name in enumerate(names)}
+
+
+@torch.no_grad()
+def _scores(
+    net: nn.Module, batches: Batches, variants_of: Callable[[nn.Module], Variants], count: int, share: Share
+) -> list[Score]:
+    """One score per variant, in one pass over the data."""
+    model = plain_copy(net)
+    variants = variants_of(model)
+    sums: Tensor | None = None
+    for step, (images, labels) in enumerate(batches):
+        if sums is None:
+            sums = torch.zeros(count, 3, dtype=torch.float64, device=images.device)
+        changed = variants(images, labels, share.indices(step, len(images)))
+        for number, inputs in enumerate(changed):
+            sums[number] += _sums(model(inputs).float(), labels)
+    if sums is None:
+        raise StabilityError("there are no images to evaluate; give at least one batch")
+    return [
+        Score(1 - correct / samples, loss / samples, int(samples))
+        for correct, loss, samples in share.total(sums).tolist()
+    ]
+
+
+def _sums(logits: Tensor, labels: Tensor) -> Tensor:
+    loss = F.cross_entropy(logits.double(), labels, reduction="sum", ignore_index=-1)
+    return torch.stack([(logits.argmax(1) == labels).sum().double(), loss, (labels >= 0).sum().double()])
