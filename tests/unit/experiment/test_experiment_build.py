@@ -1,0 +1,134 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from timestepper.adapters import find_stages
+from timestepper.api import Attached, detach
+from timestepper.engine.runtime import Runtime
+from timestepper.errors import RecipeError
+from timestepper.experiment import build
+from timestepper.experiment.load import load, loads, shipped
+
+SHAPES = {"digits": (10, (1, 8, 8)), "cifar10": (10, (3, 32, 32)), "cifar100": (100, (3, 32, 32))}
+
+
+def images_like(recipe):
+    """What a network needs to know of the data, without the data."""
+    classes, shape = SHAPES.get(recipe.data.name, (1000, (3, recipe.data.size, recipe.data.size)))
+    return SimpleNamespace(classes=classes, input_shape=shape)
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_recipe_is_built(name):
+    recipe = load(name)
+    images = images_like(recipe)
+    model = build.network(recipe, images)
+    model.eval()
+    channels, size, _ = images.input_shape
+    with torch.no_grad():
+        assert model(torch.zeros(1, channels, min(size, 64), min(size, 64))).shape == (1, images.classes)
+    optimiser = build.optimiser(recipe, model)
+    assert sum(len(group["params"]) for group in optimiser.param_groups) == len(list(model.parameters()))
+    assert build.schedule(recipe, 10).rate(0) == recipe.optimiser.lr
+    assert build.plan(recipe).seed == recipe.run.seed
+    assert isinstance(model, Attached) is (recipe.controller.kind != "none")
+    assert build.identity(recipe, images)["controller"] == recipe.controller.kind
+
+
+def small(*changes):
+    return loads("", "test", ["model.name=cifar/resnet8", *changes])
+
+
+DIGITS = SimpleNamespace(classes=10, input_shape=(1, 8, 8))
+
+
+def test_the_network_is_a_function_of_the_seed():
+    first, again = build.network(small(), DIGITS), build.network(small(), DIGITS)
+    other = build.network(small("run.seed=1"), DIGITS)
+    assert torch.equal(first.conv1.weight, again.conv1.weight)
+    assert not torch.equal(first.conv1.weight, other.conv1.weight)
+
+
+def test_stepped_and_plain_networks_start_from_the_same_weights():
+    plain = build.network(small(), DIGITS)
+    stepped = detach(build.network(small("controller.kind=lstm"), DIGITS))
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, stepped.state_dict()[name])
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5])
+def test_last_norm_init_reaches_the_last_norm_of_every_branch_and_no_other(value):
+    model = build.network(small(f"model.last_norm_init={value}"), DIGITS)
+    last = {path for stage in find_stages(model) for site in stage.sites for path in site.last}
+    assert len(last) == 3
+    for path, module in model.named_modules():
+        if isinstance(module, nn.BatchNorm2d):
+            assert module.weight.unique().tolist() == [value if path in last else 1.0]
+
+
+def test_last_norm_init_needs_norms():
+    recipe = small("model.name=cifar/densenet40", "model.last_norm_init=0.5")
+    with pytest.raises(RecipeError, match=r"model\.last_norm_init: branches end in .*Conv2d"):
+        build.network(recipe, SimpleNamespace(classes=10, input_shape=(3, 32, 32)))
+
+
+def test_controllers_are_a_group_of_their_own():
+    recipe = small("controller.kind=independent", "controller.weight_decay=0.25")
+    model = build.network(recipe, DIGITS)
+    network, controllers = build.optimiser(recipe, model).param_groups
+    assert (network["name"], network["weight_decay"]) == ("network", 1e-4)
+    assert (controllers["name"], controllers["weight_decay"]) == ("controllers", 0.25)
+    assert {id(p) for p in controllers["params"]} == {id(p) for p in model.controllers.parameters()}
+
+
+def test_controller_options_arrive():
+    changes = ("controller.kind=lstm", "controller.reduction=2", "controller.descriptor_gradient=false")
+    narrow, wide = build.network(small(*changes), DIGITS), build.network(small("controller.kind=lstm"), DIGITS)
+    count = [sum(p.numel() for p in net.controllers.parameters()) for net in (narrow, wide)]
+    assert count[0] > count[1]
+    fixed = small("controller.kind=fixed", "controller.value=0.01")
+    assert build.controller_name(fixed) == "fixed(0.01)"
+    assert list(build.network(fixed, DIGITS).controllers.parameters()) == []
+
+
+def test_identity_tells_apart_what_does_not_fit():
+    changes = (
+        "model.name=cifar/resnet14",
+        "controller.kind=lstm",
+        "model.original_stride=true",
+        "controller.reduction=2",
+    )
+    found = {str(build.identity(small(change), DIGITS)) for change in changes}
+    found |= {
+        str(build.identity(small(), images)) for images in (DIGITS, SimpleNamespace(classes=9, input_shape=(1, 8, 8)))
+    }
+    assert len(found) == 6
+
+
+def test_observation_reports_step_sizes():
+    recipe = small("controller.kind=fixed", "controller.value=0.25")
+    seen = build.observe(recipe, build.network(recipe, DIGITS))()
+    assert seen.scalars["step_size/layer1"] == pytest.approx(0.25)
+    assert seen.scalars["evolution_time/layer3"] == pytest.approx(0.25)
+    assert seen.profiles["step_sizes/layer2"] == pytest.approx([0.25])
+    assert seen.columns == pytest.approx({"dt layer1": 0.25, "dt layer2": 0.25, "dt layer3": 0.25})
+    plain = build.observe(small(), build.network(small(), DIGITS))()
+    assert (plain.scalars, plain.profiles, plain.columns) == ({}, {}, {})
+
+
+def test_sync_bn_needs_gpus():
+    with pytest.raises(RecipeError, match=r"runtime\.sync_bn needs GPUs"):
+        build.runtime(small("runtime.sync_bn=true"), torch.device("cpu"), print)
+
+
+def test_loaders_have_the_shapes_of_the_recipe():
+    recipe = small("data.batch_size=32", "data.test_batch_size=100", "data.augment=shift")
+    data = build.dataset(recipe)
+    parts = (Runtime(torch.device("cpu")), build.Group())
+    images, labels = next(iter(build.train_loader(recipe, data.train, *parts).epoch(0)))
+    assert images.shape == (32, 1, 8, 8)
+    assert labels.shape == (32,)
+    test = build.test_loader(recipe, data.test, *parts)
+    assert sum((labels >= 0).sum().item() for _, labels in test.epoch(0)) == test.samples == 360
