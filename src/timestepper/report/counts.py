@@ -52,7 +52,8 @@ NOTES = (
         lambda row: True,
         "Ours adds the controller's matrix products and one pass to average the weights that it reads, once per update "
         "whatever the batch. The paper does not say what it counts, and its increments (0.00 for ResNet-18 and 34, "
-        "0.03 for 50, 0.06 for 101) fit no single count: the matrix products alone would already print 1.82 for ResNet-18.",
+        "0.03 for 50, 0.06 for 101) fit no single count: the matrix products alone would already print 1.82 for "
+        "ResNet-18.",
     ),
 )
 

@@ -26,6 +26,11 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
 
+    @property
+    def stacked(self) -> bool:
+        """Whether a narrow screen shows each row as a block: tables of words yes, tables of many numbers no."""
+        return len(self.columns) <= 6
+
     def markdown(self) -> str:
         """A Markdown table with its caption and footnotes."""
         lines = [f"**{self.caption}**", "", _line(self.columns)]

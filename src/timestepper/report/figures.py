@@ -1,0 +1,182 @@
+"""The figures of the page: each is a set of small panels with one legend and one caption."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from timestepper.report import quantities, svg
+from timestepper.report.groups import Group, Task, data_name, subject_name
+from timestepper.report.records import Record
+from timestepper.report.statistics import Interval, interval, paired, signed
+
+Curve = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One drawing under a heading; panels of one ``group`` stand together under its name."""
+
+    group: str
+    heading: str
+    drawing: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels that are read together. ``legend`` pairs a series' style with its name."""
+
+    name: str
+    title: str
+    caption: str
+    panels: tuple[Panel, ...]
+    legend: tuple[tuple[str, str], ...] = (("plain", "plain"), ("stepped", "the network that the panel names"))
+
+
+def by_task(groups: Iterable[Group]) -> dict[Task, list[Group]]:
+    """Groups that may be compared, plain first."""
+    bundles: dict[Task, list[Group]] = {}
+    for group in groups:
+        bundles.setdefault(group.task, []).append(group)
+    return bundles
+
+
+def plain_of(groups: Sequence[Group]) -> Group | None:
+    return next((group for group in groups if group.plain), None)
+
+
+def differences(groups: Sequence[Group]) -> list[tuple[Group, Interval]]:
+    """Each group's test error less the plain network's, paired by seed."""
+    plain = plain_of(groups)
+    if plain is None:
+        return []
+    base = plain.values(quantities.test_error)
+    pairs = [(group, paired(group.values(quantities.test_error), base)) for group in groups if group is not plain]
+    return [(group, interval(sample.values())) for group, sample in pairs if sample]
+
+
+def comparison(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure | None:
+    """Differences to the plain network with their intervals, a panel per task, all on the same axis."""
+    tasks = {}
+    for task, bundle in sorted(by_task(groups).items(), key=lambda item: -len(item[1])):
+        found = [(group, difference) for group, difference in differences(bundle) if difference.known]
+        if found:
+            tasks[task] = [
+                (
+                    f"{subject_name(group.subject)}: {signed(apart.mean)} {apart.bounds()}",
+                    apart.mean,
+                    apart.low,
+                    apart.high,
+                )
+                for group, apart in found
+            ]
+    if not tasks:
+        return None
+    ends = [value for rows in tasks.values() for _, *values in rows for value in (*values, 0.0) if value is not None]
+    axis = "percentage points; left of 0 is better"
+    panels = []
+    for task, rows in tasks.items():
+        title = f"Test error less the plain network's, {label(task)}"
+        drawing = svg.forest(rows, (min(ends), max(ends)), axis, title, "; ".join(row[0] for row in rows))
+        panels.append(Panel("", label(task), drawing))
+    caption = (
+        "Test error of the last epoch less that of the plain network with the same seed. Points are means over seeds, "
+        "bars 95% intervals of the mean (Student's t). A bar that does not touch 0 is a difference."
+    )
+    return Figure("comparison", "Who is better than the plain network?", caption, tuple(panels), ())
+
+
+def learning_curves(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure | None:
+    """Test error and training loss over epochs: plain against one other subject in each panel."""
+    caption = (
+        "Lines are means over seeds, shades run from the best to the worst seed. The vertical axes are logarithmic. "
+        "The training loss is that of a whole epoch, with augmentation; tables report the test error of the last epoch."
+    )
+    errors = _duels(groups, label, quantities.error_curve, "epoch", "test error, %", log_y=True)
+    losses = _duels(groups, label, quantities.loss_curve, "epoch", "training loss", log_y=True)
+    return Figure("curves", "Learning curves", caption, errors + losses) if errors or losses else None
+
+
+def noise(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure | None:
+    """Test error and loss over the standard deviation of the input noise."""
+    x_label = "standard deviation of noise"
+    errors = _duels(groups, label, lambda record: quantities.noise_curve(record, "error"), x_label, "test error, %")
+    losses = _duels(groups, label, lambda record: quantities.noise_curve(record, "loss"), x_label, "test loss")
+    caption = (
+        "Gaussian noise added to the normalised test images; every point averages several draws. Lines are means over "
+        "seeds, shades run from the best to the worst seed."
+    )
+    return Figure("noise", "Accuracy and loss under noise", caption, errors + losses) if errors or losses else None
+
+
+def _duels(
+    groups: Sequence[Group],
+    label: Callable[[Task], str],
+    curve: Callable[[Record], Curve],
+    x_label: str,
+    y_label: str,
+    log_y: bool = False,
+) -> tuple[Panel, ...]:
+    """One panel per group that is not plain, with the plain one beside it, all of a task on the same axes."""
+    panels = []
+    for task, bundle in by_task(groups).items():
+        curves = {group.subject: [c for c in map(curve, group.runs.values()) if len(c) > 1] for group in bundle}
+        curves = {subject: found for subject, found in curves.items() if found}
+        points = [point for found in curves.values() for line in found for point in line]
+        if not points:
+            continue
+        positive = [y for _, y in points if y > 0] or [1.0]
+        x = (min(x for x, _ in points), max(x for x, _ in points))
+        y = (min(positive) if log_y else min(0.0, *(y for _, y in points)), max(y for _, y in points))
+        others = [subject for subject in curves if subject != "plain"] or [""]
+        for subject in others:
+            plot = svg.Plot(x, y, x_label, y_label, log_y=log_y)
+            text = []
+            for name, css in (("plain", "plain"), (subject, "stepped")):
+                if name in curves:
+                    text.append(draw(plot, curves[name], css, subject_name(name)))
+            heading = subject_name(subject) if subject else "plain"
+            title = f"{y_label} over {x_label}, {label(task)}: {heading}"
+            shown = f"{heading}: {y_label.partition(',')[0]}"
+            group = f"{label(task)}: {y_label.partition(',')[0]}" if len(others) > 1 else label(task)
+            panels.append(Panel(group, shown, plot.svg(title, "; ".join(text))))
+    return tuple(panels)
+
+
+def draw(plot: svg.Plot, curves: list[Curve], css: str, name: str) -> str:
+    """A mean line in its range; says in words where it starts and ends."""
+    shared = [x for x, _ in curves[0] if all(any(other == x for other, _ in curve) for curve in curves)]
+    values = {x: [dict(curve)[x] for curve in curves] for x in shared}
+    mean = [(x, math.fsum(v) / len(v)) for x, v in values.items()]
+    if len(curves) > 1:
+        plot.band([(x, min(v)) for x, v in values.items()], [(x, max(v)) for x, v in values.items()], css)
+    plot.line(mean, css)
+    return f"{name} from {mean[0][1]:.3g} at {mean[0][0]:g} to {mean[-1][1]:.3g} at {mean[-1][0]:g}"
+
+
+def depth(groups: Sequence[Group], schedule: Callable[[Task], str]) -> Figure | None:
+    """Test error over depth, plain and with the paper's controller; only where two depths or more were run."""
+    sets: dict[tuple[str, str], list[Group]] = {}
+    for group in groups:
+        if group.task.model.startswith("cifar/resnet") and group.subject in ("plain", "lstm"):
+            sets.setdefault((group.task.data, schedule(group.task)), []).append(group)
+    panels = []
+    for (data, how), found in sets.items():
+        depths = sorted({group.task.depth or 0 for group in found})
+        if len(depths) < 2:
+            continue
+        means = {(g.subject, g.task.depth or 0): interval(g.values(quantities.test_error).values()) for g in found}
+        ends = [value for i in means.values() for value in (i.mean, i.low, i.high) if value is not None]
+        span = (float(depths[0]), float(depths[-1]))
+        plot = svg.Plot(span, (min(ends), max(ends)), "depth", "test error, %", log_x=True)
+        text = []
+        for subject, css in (("plain", "plain"), ("lstm", "stepped")):
+            line = [(d, means[subject, d]) for d in depths if (subject, d) in means]
+            plot.line([(d, i.mean) for d, i in line], css)
+            for d, i in line:
+                plot.dot((d, i.mean), css, i.low, i.high)
+            text.append(f"{subject}: " + ", ".join(f"{i.mean:.2f} at depth {d}" for d, i in line))
+        title = f"Test error over depth, {data_name(data)}, {how}"
+        panels.append(Panel("", f"{data_name(data)}, {how}", plot.svg(title, "; ".join(text), x_ticks=depths)))
+    caption = "Test error of the last epoch over depth, with 95% intervals of the mean. The depth axis is logarithmic."
+    legend = (("plain", "plain"), ("stepped", "lstm"))
+    return Figure("depth", "Error over depth", caption, tuple(panels), legend) if panels else None

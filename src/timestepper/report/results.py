@@ -1,0 +1,150 @@
+"""The tables of results: what was measured, beside the paper's numbers, and what is still to run."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from timestepper.report import quantities
+from timestepper.report.claims import Claim
+from timestepper.report.figures import by_task, differences
+from timestepper.report.groups import Group, Task, data_name, subject_name
+from timestepper.report.records import Record
+from timestepper.report.statistics import interval, signed
+from timestepper.report.tables import Cell, Table
+from timestepper.report.verdicts import NOT_REPRODUCED, NOT_RUN, REPRODUCED, Verdict
+
+_TONES = {REPRODUCED: "good", NOT_REPRODUCED: "bad", NOT_RUN: "quiet"}
+Label = Callable[[Task], str]
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Runs that a set of the project asks for and that have no finished record."""
+
+    sets: str
+    label: str
+    seeds: int
+    hours: float
+
+
+def measured_table(groups: Sequence[Group], label: Label) -> Table:
+    """Every group: error, difference to plain, time."""
+    rows = []
+    for task, bundle in by_task(groups).items():
+        found = {group.subject: difference for group, difference in differences(bundle)}
+        for group in bundle:
+            error = interval(group.values(quantities.test_error).values())
+            loss = interval(group.values(lambda record: record.epochs[-1]["train"]["loss"]).values())
+            apart = found.get(group.subject)
+            seconds = interval(record.wall_seconds for record in group.runs.values()).mean
+            rows.append(
+                (
+                    Cell(f"{label(task)}: {subject_name(group.subject)}"),
+                    Cell(error.spread()),
+                    Cell(f"{signed(apart.mean)} {apart.bounds()}" if apart and apart.known else _alone(apart)),
+                    Cell(loss.spread(3)),
+                    Cell(str(error.count)),
+                    Cell(duration(seconds)),
+                )
+            )
+    columns = ("Runs", "Test error, %", "Less plain, 95% interval", "Training loss", "Seeds", "Time per run")
+    caption = "All finished runs: last epoch, mean ± standard deviation over seeds; differences paired by seed"
+    return Table("measured", caption, columns, tuple(rows))
+
+
+def _alone(apart) -> str:
+    return f"{signed(apart.mean)} (one seed)" if apart else ""
+
+
+def paper_table(claim: Claim, groups: Sequence[Group], label: Label) -> Table:
+    """Errors of a table of the paper beside ours."""
+    rows = []
+    for row in claim.row:
+        name = f"{row.label}, {data_name(row.data)}" + (f" ({row.origin})" if row.origin else "")
+        paper = Cell(f"{row.paper['test_error']:.2f}") if "test_error" in row.paper else Cell("")
+        found = [
+            group
+            for group in groups
+            if (group.task.data, group.task.model, group.subject) == (row.data, row.model, row.controller)
+        ]
+        if row.origin or not found:
+            rows.append((Cell(name), paper, Cell("" if row.origin else NOT_RUN, tone="quiet"), Cell(""), Cell("")))
+        for group in found if not row.origin else ():
+            error = interval(group.values(quantities.test_error).values())
+            interval_text = error.bounds().replace("+", "") if error.known else "one seed"
+            cells = (Cell(error.spread()), Cell(interval_text), Cell(f"{label(group.task)}, {_seeds(error.count)}"))
+            rows.append((Cell(name), paper, *cells))
+    columns = ("Network", "Paper, error %", "Measured", "95% interval of the mean", "Runs")
+    return Table(claim.name, f"{claim.place}: {claim.title}", columns, tuple(rows))
+
+
+def _seeds(count: int) -> str:
+    return "1 seed" if count == 1 else f"{count} seeds"
+
+
+def steps_table(claim: Claim, groups: Sequence[Group]) -> Table:
+    """Table 4: the paper's step sizes beside ours, block by block."""
+    blocks = list(claim.steps[0].paper)
+    rows = []
+    for line in claim.steps:
+        rows.append((Cell(f"{line.label}, paper"), *(Cell(f"{line.paper[block]:.3f}") for block in blocks)))
+        found = [
+            group
+            for group in groups
+            if (group.task.data, group.task.model, group.subject) == (line.data, line.model, line.controller)
+        ]
+        for group in found:
+            cells = (_block_cell(group, block) for block in blocks)
+            rows.append((Cell(f"{line.label}, measured, {_seeds(len(group.runs))}"), *cells))
+        if not found:
+            rows.append((Cell(f"{line.label}, measured"), *(Cell(NOT_RUN, tone="quiet") for _ in blocks)))
+    return Table(claim.name, f"{claim.place}: {claim.title}", ("Network", *blocks), tuple(rows))
+
+
+def _block_cell(group: Group, block: str) -> Cell:
+    values = group.values(lambda record: quantities.paper_block(record, block))
+    return Cell(interval(values.values()).spread(3) if values else "")
+
+
+def verdict_table(verdicts: Sequence[Verdict]) -> Table:
+    """Every statement with its verdicts."""
+    rows = []
+    for verdict in sorted(verdicts, key=lambda verdict: verdict.state == NOT_RUN):
+        where = verdict.where + (" (stand-in)" if verdict.stand_in else "")
+        cells = (Cell(verdict.claim.place.partition(",")[0]), Cell(verdict.state, tone=_TONES[verdict.state]))
+        rows.append((Cell(verdict.statement.text), *cells, Cell(verdict.detail), Cell(where)))
+    caption = "Verdicts: reproduced where the 95% interval over seeds leaves no doubt, not reproduced otherwise"
+    return Table("verdicts", caption, ("The paper says", "Where", "Verdict", "Measured", "On"), tuple(rows))
+
+
+def pending_table(pending: Iterable[Pending]) -> Table:
+    """What is still to run."""
+    rows = [
+        (Cell(item.label), Cell(item.sets), Cell(str(item.seeds)), Cell(duration(3600 * item.hours)))
+        for item in pending
+    ]
+    caption = "Not yet run, with the GPU time that each line is expected to take on one H200-class card"
+    return Table("pending", caption, ("Runs", "For", "Runs to go", "Expected GPU time"), tuple(rows))
+
+
+def record_table(records: Sequence[Record]) -> Table:
+    """Where every number comes from."""
+    rows = [
+        (
+            Cell(record.path.rpartition("/")[2]),
+            Cell(record.commit[:10] + ("+" if record.commit.endswith("+") else "")),
+            Cell(record.device),
+            Cell(record.versions.get("torch", "")),
+            Cell(record.data_sha256[:10]),
+            Cell(duration(record.wall_seconds)),
+        )
+        for record in sorted(records, key=lambda record: record.path)
+    ]
+    columns = ("Record", "Commit", "Device", "torch", "Data sha256", "Time")
+    return Table("records", "The records behind this page", columns, tuple(rows))
+
+
+def duration(seconds: float) -> str:
+    """``42 s``, ``13 min`` or ``5.2 h``."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,58 @@
+"""The first paragraph of the page: the main numbers in words."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from timestepper.report import counts, quantities, verdicts
+from timestepper.report.claims import Claims
+from timestepper.report.figures import by_task, differences, plain_of
+from timestepper.report.groups import Group, Task, subject_name
+from timestepper.report.statistics import interval, signed
+
+
+def summarise(
+    groups: Sequence[Group],
+    claims: Claims,
+    found: Sequence[verdicts.Verdict],
+    counted: dict[str, Any] | None,
+    label: Callable[[Task], str],
+) -> list[str]:
+    """A few sentences."""
+    runs = sum(len(group.runs) for group in groups)
+    lines = [f"{runs} finished {'run' if runs == 1 else 'runs'}."] if runs else ["No finished runs yet."]
+    best = _main_task(groups)
+    if best:
+        lines.append(_compare(best, label))
+    states = list(verdicts.headline(found).values())
+    if states:
+        count = {state: states.count(state) for state in set(states)}
+        lines.append(
+            f"Of {len(states)} statements of the paper that can be checked, {count.get(verdicts.REPRODUCED, 0)} are "
+            f"reproduced, {count.get(verdicts.NOT_REPRODUCED, 0)} are not, and {count.get(verdicts.NOT_RUN, 0)} are "
+            "not yet run."
+        )
+    if counted:
+        equal, total = counts.agreement(claims, counted)
+        lines.append(f"{equal} of the paper's {total} parameter and GFLOPs figures come out to the printed digit.")
+    return lines
+
+
+def _main_task(groups: Sequence[Group]) -> list[Group]:
+    """The task with most runs among those that have a plain network to compare with."""
+    bundles = [bundle for bundle in by_task(groups).values() if plain_of(bundle) and len(bundle) > 1]
+    return max(bundles, key=lambda bundle: sum(len(group.runs) for group in bundle), default=[])
+
+
+def _compare(bundle: list[Group], label: Callable[[Task], str]) -> str:
+    plain = plain_of(bundle)
+    assert plain is not None
+    other, apart = next(iter(differences(bundle)), (None, None))
+    error = interval(plain.values(quantities.test_error).values())
+    if other is None or apart is None:
+        return f"{label(plain.task)}: the plain network has {error.spread()}% test error."
+    theirs = interval(other.values(quantities.test_error).values())
+    span = f", 95% interval {apart.bounds()}" if apart.known else "; one seed gives no interval"
+    return (
+        f"{label(plain.task)}: {theirs.spread()}% test error with {subject_name(other.subject)}, {error.spread()}% "
+        f"plain (difference {signed(apart.mean)} points{span})."
+    )
