@@ -1,0 +1,121 @@
+"""Image folders: train/<class>/* and val/<class>/*, ImageNet among them. Mistakes in the layout are found at once."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import torch
+
+from timestepper.data.dataset import Dataset, FolderImages
+from timestepper.errors import DataError
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Of ImageNet, in [0, 1]; used for any image folder, as pretrained networks expect."""
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif")
+EXPECTED = "expected train/<class>/<image> and val/<class>/<image>"
+SPLITS = ("train", "val")
+
+
+def open_folder(name: str, root: Path, size: int = 224, resize: int | None = None) -> Dataset:
+    """`resize` (shorter side before the test crop) keeps the usual 256 / 224 of `size` unless given."""
+    train, val = (scan(folder) for folder in split_folders(root))
+    compare_classes(root, train, val)
+    if name == "imagenet" and len(train) != 1000:
+        raise DataError(f"{root}: {len(train)} classes, but imagenet has 1000; for another image folder use 'folder'")
+
+    def half(split: str, classes: dict[str, list[str]]) -> FolderImages:
+        counts = torch.tensor([len(files) for files in classes.values()])
+        return FolderImages(
+            paths=tuple(os.path.join(root, split, label, file) for label, files in classes.items() for file in files),
+            labels=torch.repeat_interleave(torch.arange(len(classes)), counts),
+            classes=len(classes),
+            mean=MEAN,
+            std=STD,
+            size=size,
+            resize=round(size * 256 / 224) if resize is None else resize,
+        )
+
+    halves = half("train", train), half("val", val)
+    return Dataset(name, *halves, tuple(train), names_sha256(root, *halves))
+
+
+def split_folders(root: Path) -> tuple[Path, Path]:
+    """The train and val folders, or an error that says what lies there and what was probably meant."""
+    if not root.is_dir():
+        raise DataError(f"{root}: no such folder; {EXPECTED} in it")
+    train, val = (root / split for split in SPLITS)
+    if train.is_dir() and val.is_dir():
+        return train, val
+    children = subfolders(root)
+    found = ", ".join(children[:5]) + (", ..." if len(children) > 5 else "") if children else "no folder at all"
+    inside = [child for child in children if all((root / child / split).is_dir() for split in SPLITS)]
+    if inside:
+        hint = f"did you mean {root / inside[0]}?"
+    elif root.name in SPLITS:
+        hint = f"give the folder above, {root.parent}"
+    elif train.is_dir() or val.is_dir():
+        hint = f"{'val' if train.is_dir() else 'train'}/ is missing"
+    else:
+        hint = "give the folder that holds train/ and val/"
+    raise DataError(f"{root}: {EXPECTED}, found {found}; {hint}")
+
+
+def subfolders(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be listed ({error.strerror}); check its permissions") from error
+
+
+def images_in(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            names = [e.name for e in entries if e.name.lower().endswith(EXTENSIONS) and not e.name.startswith(".")]
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be listed ({error.strerror}); check its permissions") from error
+    return sorted(names)
+
+
+def scan(split: Path) -> dict[str, list[str]]:
+    """Class name to file names, both sorted: the label of a class is its place, as in torchvision."""
+    classes = {name: images_in(split / name) for name in subfolders(split)}
+    if not classes:
+        loose = len(images_in(split))
+        raise DataError(f"{split}: {EXPECTED}, found no class folder and {loose} images; make one folder per class")
+    empty = [name for name, files in classes.items() if not files]
+    if len(empty) == len(classes):
+        raise DataError(
+            f"{split}: no images in any of {len(classes)} class folders ({listed(empty)}); {EXPECTED}, "
+            f"ending in {', '.join(EXTENSIONS)}"
+        )
+    if empty:
+        raise DataError(
+            f"{split}: no images in {len(empty)} of {len(classes)} classes: {listed(empty)}; fill or remove them"
+        )
+    return classes
+
+
+def compare_classes(root: Path, train: dict[str, list[str]], val: dict[str, list[str]]) -> None:
+    only_train, only_val = sorted(train.keys() - val.keys()), sorted(val.keys() - train.keys())
+    if only_train or only_val:
+        raise DataError(
+            f"{root}: train and val must have the same classes, found {len(train)} and {len(val)}; "
+            f"only in train: {listed(only_train)}; only in val: {listed(only_val)}"
+        )
+    if len(train) < 2:
+        raise DataError(f"{root}: found 1 class ({listed(list(train))}), expected at least 2 to tell apart")
+
+
+def listed(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "none"
+
+
+def names_sha256(root: Path, *halves: FolderImages) -> str:
+    """Of the file names below the root: reading millions of files at every start would take longer than it is worth."""
+    total = hashlib.sha256()
+    for half in halves:
+        for path in half.paths:
+            total.update(os.fsencode(os.path.relpath(path, root)) + b"\n")
+    return total.hexdigest()

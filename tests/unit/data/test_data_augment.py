@@ -1,0 +1,96 @@
+"""The vectorised augmentation against torchvision, one image at a time."""
+
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms.v2 import functional as tv
+
+from timestepper.data.augment import AUGMENTS, Augment, Normaliser, crop_and_flip, draw, resolve
+from timestepper.errors import DataError, UnknownNameError
+
+MEAN, STD = (0.49, 0.48, 0.44), (0.24, 0.25, 0.26)
+
+
+def random_images(count=64, height=12, width=10, channels=3):
+    return torch.randint(256, (count, height, width, channels), dtype=torch.uint8, generator=torch.Generator())
+
+
+@pytest.mark.parametrize("augment", [AUGMENTS["crop_flip"], AUGMENTS["shift"], Augment(pad=0, flip=True)])
+def test_every_image_is_what_torchvision_makes_of_it(augment):
+    images = random_images()
+    draws = draw(augment, len(images), seed=1, epoch=2)
+    cropped = crop_and_flip(images, draws, augment.pad)
+    normalised = Normaliser(MEAN, STD, torch.device("cpu"))(cropped)
+    assert normalised.shape == (64, 3, 12, 10)
+    assert normalised.dtype == torch.float32
+    assert normalised.is_contiguous()
+    for number, image in enumerate(images):
+        expected = tv.pad(Image.fromarray(image.numpy()), [augment.pad] * 4, fill=0)
+        expected = tv.crop(expected, int(draws.top[number]), int(draws.left[number]), 12, 10)
+        expected = tv.hflip(expected) if draws.mirrored[number] else expected
+        pixels = tv.pil_to_tensor(expected)
+        assert torch.equal(cropped[number].permute(2, 0, 1), pixels)
+        reference = tv.normalize(tv.to_dtype(pixels, torch.float32, scale=True), MEAN, STD)
+        torch.testing.assert_close(normalised[number], reference, atol=1e-6, rtol=1e-6)
+
+
+def test_draws_use_the_whole_range_evenly():
+    draws = draw(AUGMENTS["crop_flip"], 90_000, seed=0, epoch=0)
+    for offsets in (draws.top, draws.left):
+        counts = offsets.bincount(minlength=9)
+        assert len(counts) == 9
+        assert ((counts - 10_000).abs() < 500).all()
+    assert abs(float(draws.mirrored.float().mean()) - 0.5) < 0.01
+    assert abs(float(torch.corrcoef(torch.stack([draws.top, draws.left]).float())[0, 1])) < 0.02
+
+
+def test_draws_depend_on_seed_and_epoch_and_on_nothing_else():
+    def numbers(seed, epoch):
+        draws = draw(AUGMENTS["crop_flip"], 500, seed, epoch)
+        return torch.stack([draws.top, draws.left, draws.mirrored.long()])
+
+    torch.manual_seed(0)
+    first = numbers(1, 2)
+    state = torch.get_rng_state()
+    assert torch.equal(first, numbers(1, 2))
+    assert torch.equal(state, torch.get_rng_state())
+    assert not torch.equal(first, numbers(1, 3))
+    assert not torch.equal(first, numbers(2, 2))
+    assert not torch.equal(numbers(0, 1), numbers(1, 0))
+
+
+def test_no_flip_means_none_and_no_pad_means_no_shift():
+    assert not draw(AUGMENTS["shift"], 500, 0, 0).mirrored.any()
+    still = draw(Augment(pad=0, flip=True), 500, 0, 0)
+    assert not still.top.any()
+    assert not still.left.any()
+
+
+def test_channels_last_has_the_same_values():
+    images = random_images()
+    plain = Normaliser(MEAN, STD, torch.device("cpu"))(images)
+    last = Normaliser(MEAN, STD, torch.device("cpu"), torch.channels_last)(images)
+    assert torch.equal(plain, last)
+    assert last.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_names_and_impossible_augmentations():
+    assert resolve("crop_flip") == Augment(pad=4, flip=True)
+    assert resolve(Augment(pad=2)) == Augment(pad=2)
+    with pytest.raises(UnknownNameError, match="'mixup'; there are none, shift, crop_flip, resized_crop"):
+        resolve("mixup")
+    with pytest.raises(DataError, match="pad must not be negative"):
+        Augment(pad=-1)
+    with pytest.raises(DataError, match="resized_crop"):
+        Augment(pad=1, resized_crop=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cpu_and_gpu_give_the_same_bits():
+    images = random_images()
+    results = []
+    for device in (torch.device("cpu"), torch.device("cuda")):
+        draws = draw(AUGMENTS["crop_flip"], len(images), 0, 0).to(device)
+        results.append(Normaliser(MEAN, STD, device)(crop_and_flip(images.to(device), draws, 4)).cpu())
+    assert torch.equal(*results)

@@ -1,0 +1,285 @@
+"""The loader of image files: the same batches from any number of workers, and what happens to those workers."""
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from digit_folder import write_digit_folder
+from PIL import Image
+from torchvision.transforms import v2
+
+from timestepper.data import Augment, loader, open_dataset
+from timestepper.data.order import epoch_order, mix
+from timestepper.errors import DataError, LoaderError
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return write_digit_folder(tmp_path_factory.mktemp("digits"), per_class=12)
+
+
+@pytest.fixture(scope="module")
+def folder(root):
+    return open_dataset("folder", root, size=16)
+
+
+def make(images, **options):
+    options = {"batch_size": 12, "seed": 5, "training": True, "augment": "resized_crop"} | options
+    return loader(images, **options)
+
+
+def batches(images, epoch=0, first_step=0, **options):
+    return list(make(images, **options).epoch(epoch, first_step))
+
+
+def equal(one, other):
+    return len(one) == len(other) and all(
+        torch.equal(a, b) for pair in zip(one, other, strict=True) for a, b in zip(*pair, strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    return batches(folder.train)
+
+
+def test_what_the_loader_says_of_itself(folder, expected):
+    training = make(folder.train, world=2, rank=1)
+    assert (training.samples, training.steps, training.local_batch) == (120, 10, 6)
+    assert training.input_shape == (3, 16, 16)
+    images, labels = expected[0]
+    assert images.shape == (12, 3, 16, 16)
+    assert images.dtype == torch.float32
+    assert images.is_contiguous()
+    assert labels.dtype == torch.int64
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_any_number_of_workers_gives_the_same_batches(folder, expected, workers):
+    assert equal(batches(folder.train, workers=workers), expected)
+
+
+def test_every_sample_is_what_its_own_seed_makes_of_it(folder, expected):
+    """torchvision's transforms, one image at a time, each from a fresh seed of (seed, epoch, index)."""
+    varied = v2.Compose([v2.RandomResizedCrop(16), v2.RandomHorizontalFlip(), v2.ToImage()])
+    finish = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(folder.mean, folder.std)])
+    order = epoch_order(120, seed=5, epoch=0)
+    images = torch.cat([images for images, _ in expected])
+    assert torch.equal(torch.cat([labels for _, labels in expected]), folder.train.labels[order])
+    for place, sample in enumerate(order.tolist()):
+        torch.manual_seed(mix("augment", 5, 0, sample))
+        reference = finish(varied(Image.open(folder.train.paths[sample]).convert("RGB")))
+        torch.testing.assert_close(images[place], reference, atol=2e-6, rtol=1e-6)
+
+
+def test_evaluation_resizes_and_crops_the_centre(tmp_path):
+    """Two wide images, so that the crop shows; padded up to the batch with labels of -1."""
+    pixels = np.random.default_rng(0).integers(256, size=(40, 60, 3), dtype=np.uint8)
+    for split in ("train", "val"):
+        for label in ("a", "b"):
+            (tmp_path / split / label).mkdir(parents=True)
+            Image.fromarray(pixels).save(tmp_path / split / label / "one.png")
+    dataset = open_dataset("folder", tmp_path, size=14, resize=20)
+    ((images, labels),) = batches(dataset.test, training=False, batch_size=5)
+    resized = Image.fromarray(pixels).resize((30, 20), Image.Resampling.BILINEAR).crop((8, 3, 22, 17))
+    reference = v2.functional.normalize(v2.functional.to_image(resized) / 255, dataset.mean, dataset.std)
+    torch.testing.assert_close(images[:2], reference.expand(2, 3, 14, 14), atol=2e-6, rtol=1e-6)
+    assert labels.tolist() == [0, 1, -1, -1, -1]
+    assert torch.isfinite(images).all()
+
+
+def test_training_without_augmentation_and_with_a_flip_only(folder):
+    still = batches(folder.train, augment="none")
+    flipped = batches(folder.train, augment=Augment(flip=True))
+    for (plain, _), (mirrored, _) in zip(still, flipped, strict=True):
+        for one, other in zip(plain, mirrored, strict=True):
+            assert torch.equal(one, other) or torch.equal(one.flip(2), other)
+    assert not equal(still, flipped)
+    with pytest.raises(DataError, match="augment with pad is for images held in memory"):
+        batches(folder.train, augment="crop_flip")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_global_generators_are_left_alone(folder, workers):
+    torch.manual_seed(0)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    batches(folder.train, workers=workers)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1:] == (random.getstate(), np.random.get_state()[1].tolist())
+
+
+def test_epochs_and_seeds_differ_in_order_and_in_augmentation(folder, expected):
+    assert equal(batches(folder.train), expected)
+    for other in (batches(folder.train, epoch=1), batches(folder.train, seed=6)):
+        assert not equal(other, expected)
+
+    def sample(number, seed, epoch):
+        place = (epoch_order(120, seed, epoch) == number).nonzero().item()
+        return batches(folder.train, seed=seed, epoch=epoch)[place // 12][0][place % 12]
+
+    first = sample(7, 5, 0)
+    assert torch.equal(first, sample(7, 5, 0))
+    assert not torch.equal(first, sample(7, 5, 1))
+    assert not torch.equal(first, sample(7, 6, 0))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("first_step", [1, 9, 10])
+def test_starting_late_equals_skipping(folder, expected, first_step, workers):
+    assert equal(batches(folder.train, first_step=first_step, workers=workers), expected[first_step:])
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("training", [True, False])
+def test_ranks_together_see_the_batches_of_one(folder, world, training):
+    options = {"training": training, "batch_size": 28}
+    whole = batches(folder.train, **options)
+    shares = [batches(folder.train, rank=rank, world=world, **options) for rank in range(world)]
+    together = [
+        (torch.cat([images for images, _ in step]), torch.cat([labels for _, labels in step]))
+        for step in zip(*shares, strict=True)
+    ]
+    assert equal(together, whole)
+    if not training:
+        labels = torch.cat([labels for _, labels in whole])
+        assert labels[labels >= 0].tolist() == folder.train.labels.tolist()
+
+
+def test_channels_last_changes_the_layout_and_no_value(folder, expected):
+    last = batches(folder.train, memory_format=torch.channels_last)
+    assert equal(last, expected)
+    assert all(images.is_contiguous(memory_format=torch.channels_last) for images, _ in last)
+
+
+# -- the workers -----------------------------------------------------------------------------------------------------
+
+
+def running(images, workers=2):
+    """An epoch long enough that its workers are busy, after its first batch, and their processes."""
+    before = set(multiprocessing.active_children())
+    steps = make(images, batch_size=2, workers=workers).epoch(0)
+    next(steps)
+    return steps, [child for child in multiprocessing.active_children() if child not in before]
+
+
+def test_signals_meant_for_the_trainer_pass_the_workers_by(folder):
+    steps, workers = running(folder.train)
+    for name in ("INT", "TERM", "USR1"):
+        subprocess.run(["kill", f"-{name}", *[str(worker.pid) for worker in workers]], check=True)
+    rest = list(steps)
+    assert equal(rest, batches(folder.train, batch_size=2)[1:])
+
+
+def test_closing_an_epoch_ends_its_workers(folder):
+    steps, workers = running(folder.train)
+    assert len(workers) == 2
+    steps.close()
+    assert not any(worker.is_alive() for worker in workers)
+
+
+def test_a_bad_file_ends_the_workers(tmp_path):
+    folder = open_dataset("folder", write_digit_folder(tmp_path / "bad", per_class=2), size=16)
+    with open(folder.train.paths[0], "wb"):
+        pass
+    with pytest.raises(DataError, match="cannot be read as an image"):
+        batches(folder.train, batch_size=2, workers=2)
+    assert not multiprocessing.active_children()
+
+
+def test_a_killed_worker_is_told_with_advice(folder):
+    steps, workers = running(folder.train)
+    started = time.monotonic()
+    with pytest.raises(LoaderError, match=r"worker failed \(.*\); memory or shared memory .*fewer workers") as caught:
+        kill_and_go_on(workers[0], steps)
+    assert time.monotonic() - started < 5
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 1
+
+
+def kill_and_go_on(worker, steps):
+    os.kill(worker.pid, signal.SIGKILL)
+    list(steps)
+
+
+def test_a_worker_killed_between_two_batches_disturbs_nothing_until_the_next(folder):
+    """Not in the middle of, say, saving: torch alone would raise in any line, at every child that ends."""
+    steps, workers = running(folder.train)
+    os.kill(workers[0].pid, signal.SIGKILL)
+    for _ in range(3):
+        subprocess.run(["true"], check=True)
+        time.sleep(0.1)
+    with pytest.raises(LoaderError, match=f"process {workers[0].pid} ended with exit code -9"):
+        next(steps)
+
+
+TRAINER = """
+import multiprocessing, sys, time
+from timestepper.data import loader, open_dataset
+images = open_dataset("folder", sys.argv[1], size=64).train
+steps = loader(images, batch_size=6, seed=0, training=True, workers=2).epoch(0)
+try:
+    next(steps)
+    print(*[child.pid for child in multiprocessing.active_children()], flush=True)
+    time.sleep(float(sys.argv[2]))
+    print(len(list(steps)))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_workers_do_not_hold_up_a_trainer_that_leaves(root):
+    """It leaves with an epoch half done and its generator still referred to."""
+    program = TRAINER.replace("time.sleep(float(sys.argv[2]))", "sys.exit(3)")
+    trainer = subprocess.Popen([sys.executable, "-c", program, str(root)], stdout=subprocess.PIPE, text=True)
+    workers = [int(pid) for pid in trainer.stdout.readline().split()]
+    assert trainer.wait(timeout=4) == 3
+    trainer.stdout.close()
+    assert len(workers) == 2
+    assert not any(is_running(pid) for pid in workers)
+
+
+def test_workers_leave_soon_after_a_killed_trainer(root):
+    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, str(root), "60"], stdout=subprocess.PIPE, text=True)
+    workers = [int(pid) for pid in trainer.stdout.readline().split()]
+    assert len(workers) == 2
+    trainer.kill()
+    trainer.wait()
+    trainer.stdout.close()
+    deadline = time.monotonic() + 4
+    while any(is_running(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(is_running(pid) for pid in workers)
+
+
+def is_running(pid):
+    """A dead orphan may stay a zombie where nothing reaps it."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def can_mount():
+    test = ["unshare", "--mount", "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/dev/shm"]
+    try:
+        return subprocess.run(test, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def test_a_full_shared_memory_is_told_with_advice(root):
+    if not can_mount():
+        pytest.skip("may not mount a small /dev/shm here")
+    small = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", small, "sh", sys.executable, "-c", TRAINER, str(root), "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.startswith("LoaderError a data loader worker failed ("), done.stderr
+    assert "a bigger /dev/shm" in done.stdout
