@@ -158,11 +158,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=6, help="timing of one case, without building")
     parser.add_argument("--no-check", action="store_true")
+    parser.add_argument("--commit", help="recorded where the source carries no history")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     start = time.perf_counter()
     device = torch.device(options.device)
-    report: dict = {"environment": environment(device), "cases": []}
+    report: dict = {"environment": environment(device, options.commit), "cases": []}
     print(json.dumps(report["environment"]))
     if not options.no_check:
         try:
