@@ -15,6 +15,7 @@ from timestepper.engine.runtime import Runtime
 from timestepper.engine.schedule import Schedule
 
 CLASSES, STEPS, EPOCHS, BATCH = 6, 5, 2, 8
+_RUNTIME = ("cuda_graph", "compile", "precision", "channels_last", "say")
 IDENTITY = {"model": "tiny", "classes": CLASSES}
 
 
@@ -46,8 +47,9 @@ def network(norm=True, dropout=0.2):
 def training(folder=None, *, model=None, group=None, signals=None, device="cpu", epochs=EPOCHS, lr=0.1, **options):
     """A run in a folder (or without one), where it stands; ``options`` go into the plan and the runtime."""
     group = group or Group()
-    runtime_options = {name: options.pop(name) for name in ("cuda_graph", "compile", "precision") if name in options}
+    runtime_options = {name: options.pop(name) for name in _RUNTIME if name in options}
     observe = options.pop("observe", None)
+    batches = options.pop("batches", TinyBatches)
     schedule = Schedule(lr, epochs, STEPS)
     model = (model or network()).to(device)
     journal, state = Journal(), None
@@ -68,7 +70,7 @@ def training(folder=None, *, model=None, group=None, signals=None, device="cpu",
         model,
         optimiser.build({"all": optimiser.Group(model.parameters())}, lr=lr, weight_decay=1e-4),
         schedule,
-        TinyBatches(**share),
+        batches(**share),
         TinyBatches(training=False, **share),
         plan=Plan(**{"log_steps": 1, **options}),
         runtime=Runtime(torch.device(device), **runtime_options),
