@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from timestepper.engine.files import remove_leftovers, write_atomic
 from timestepper.errors import CheckpointError, DivergedError
@@ -34,7 +35,8 @@ class Checkpoints:
 
     def save(self, step: int, state: Mapping[str, Any], identity: Mapping[str, Any]) -> Path:
         """Write the checkpoint of a step, then remove all but the last two."""
-        whole = _plain({"format": FORMAT, "identity": identity, "step": step, **state}, "checkpoint", step)
+        content = {"format": FORMAT, "identity": identity, "step": step, **state}
+        whole = _plain(content, "checkpoint", step, fetch(content))
         buffer = io.BytesIO()
         torch.save(whole, buffer)
         path = self.folder / f"step-{step:08d}.pt"
@@ -106,17 +108,31 @@ def _describe(identity: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in identity.items())
 
 
-def _plain(value: Any, name: str, step: int) -> Any:
+def fetch(state: Any) -> dict[int, Tensor]:
+    """CPU copies of all GPU tensors in a state, by id: one transfer per data type, where one per tensor would wait
+    hundreds of times for a GPU that other runs keep busy."""
+    found = [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor) and leaf.is_cuda]
+    copies: dict[int, Tensor] = {}
+    for dtype in {tensor.dtype for tensor in found}:
+        group = [tensor for tensor in found if tensor.dtype == dtype]
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in group]).cpu()
+        parts = flat.split([tensor.numel() for tensor in group])
+        copies |= {id(tensor): part.view(tensor.shape) for tensor, part in zip(group, parts, strict=True)}
+    return copies
+
+
+def _plain(value: Any, name: str, step: int, fetched: Mapping[int, Tensor]) -> Any:
     """A copy that torch.load accepts without unpickling code; a NaN or infinity in it is an error."""
     if isinstance(value, Tensor):
+        value = fetched.get(id(value), value)
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise DivergedError(f"step {step}: {name} holds NaN or infinity; not saved, the last checkpoint is sound")
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
         prefix = "" if name == "checkpoint" else f"{name}."
-        return {sys.intern(key): _plain(item, f"{prefix}{key}", step) for key, item in value.items()}
+        return {sys.intern(key): _plain(item, f"{prefix}{key}", step, fetched) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, f"{name}.{index}", step) for index, item in enumerate(value)]
+        return [_plain(item, f"{name}.{index}", step, fetched) for index, item in enumerate(value)]
     if type(value) is str:
         return sys.intern(value)  # pickle writes the same bytes for equal states only where equal strings are one
     if value is None or type(value) in (int, float, bool):

@@ -37,8 +37,11 @@ class Evaluation:
         self._totals = torch.zeros(4, dtype=torch.float64, device=runtime.device)
         self._add = runtime.graphed(self._add_batch, group.active)
 
-    def steps(self, batches: Batches) -> Generator[None, None, dict[str, float]]:
-        """Yield after each batch that was handed to the device; return the figures of the whole set."""
+    def steps(self, batches: Batches) -> Generator[torch.cuda.Event | None, None, dict[str, float]]:
+        """Yield after each batch that was handed to the device; return the figures of the whole set.
+
+        The last yield of a GPU is the event that its figures wait for.
+        """
         self._group.broadcast(self._model.buffers())  # batch-norm statistics of rank 0 are everybody's
         self._totals.zero_()
         was_training = self._model.training
@@ -49,7 +52,10 @@ class Evaluation:
                 yield
         finally:
             self._model.train(was_training)
-        loss, correct, among5, count = self._group.sum(self._totals).tolist()
+        totals = self._group.sum(self._totals)
+        if totals.is_cuda:
+            yield torch.cuda.current_stream().record_event()
+        loss, correct, among5, count = totals.tolist()
         errors = {"error": (count - correct) / count, "top5_error": (count - among5) / count}
         return {"loss": loss / count, **errors, "samples": int(count)}
 

@@ -12,7 +12,8 @@ class Graphed:
     """Calls a function as it is a few times, then records it and from then on replays the record.
 
     The first calls are ordinary ones, so nothing has to be undone, and they let cuDNN, the compiler and the allocator
-    settle. They run on a stream of their own, as recording does: backward remembers the stream that it ran on first.
+    settle. They run on the stream that is recorded: backward remembers the stream that it ran on first, and libraries
+    keep scratch memory per stream, so that graphs recorded on one stream must not be replayed on two at a time.
     The function must use only its inputs and memory that stays (parameters, buffers, optimiser state), and must not
     ask the host. Inputs of other shapes run as they are. Everything is ordered with the caller's current stream.
     """
@@ -47,8 +48,8 @@ class Graphed:
 
     def _aside(self, inputs: tuple[Tensor, ...]) -> Tensor:
         current = torch.cuda.current_stream()
-        if self._stream is None:
-            self._stream = torch.cuda.Stream()
+        if self._stream is None:  # the default stream cannot be recorded
+            self._stream = torch.cuda.Stream() if current == torch.cuda.default_stream() else current
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             output = self._function(*inputs)

@@ -92,6 +92,8 @@ class Training:
         self._quiet = torch.zeros(2, device=runtime.device)
         self._asked = (0, 0)  # stop, save: what the ranks agreed on
         self._saved_at = time.monotonic()
+        # What the device must reach for the next step not to wait: a driver of several runs sees to another until then.
+        self.waiting: torch.cuda.Event | None = None
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -130,7 +132,10 @@ class Training:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def steps(self) -> Generator[int, None, None]:
-        """Train to the end; yield the number of updates done after each one (and after each evaluated batch)."""
+        """Train to the end; yield the number of updates done after each one (and after each evaluated batch).
+
+        On a GPU it also yields where it would wait for the device, with ``waiting`` set.
+        """
         if self._update is None:
             step = UpdateStep(wrap(self.model, self.group), self.model, self.optimiser, self.runtime, self.group)
             self._update = self.runtime.graphed(step, self.group.active)
@@ -149,14 +154,16 @@ class Training:
 
     def _train_epoch(self) -> Iterator[int]:
         epoch_end = (self.epochs_done + 1) * self.schedule.steps_per_epoch
+        every = self.plan.checkpoint_steps
         batches = self.train.epoch(self.epochs_done, self.schedule.steps_per_epoch - (epoch_end - self.step))
         with _closing(batches):
-            self._answer()  # a signal that came before the first step
+            yield from self._answer()  # a signal that came before the first step
             for images, labels in batches:
                 self._enqueue(images, labels)
+                yield from self._patience(self._mailbox.awaited())
                 self._collect()
                 if self.step < epoch_end:  # the end of an epoch has its own checkpoint, after the evaluation
-                    self._answer(due=self.plan.checkpoint_steps and self.step % self.plan.checkpoint_steps == 0)
+                    yield from self._answer(due=every and self.step % every == 0)
                 yield self.step
 
     def _enqueue(self, images: torch.Tensor, labels: torch.Tensor) -> None:
@@ -168,6 +175,7 @@ class Training:
         self._mailbox.post((self.step, self.epochs_done + 1), rows)
 
     def _end_epoch(self) -> Iterator[int]:
+        yield from self._patience(self._mailbox.awaited(everything=True))
         self._collect(everything=True)
         epoch = self.epochs_done + 1
         line: dict[str, Any] = {"kind": "epoch", "step": self.step, "epoch": epoch, "train": self.whole_epoch.means()}
@@ -181,22 +189,22 @@ class Training:
         self.journal.epoch(line, observed.columns, self.schedule.epochs)
         self.epochs_done, self.whole_epoch = epoch, Sums()
         every, steps = self.plan.checkpoint_epochs, self.plan.checkpoint_steps
-        self._answer(due=last or (every and epoch % every == 0) or (steps and self.step % steps == 0))
+        yield from self._answer(due=last or (every and epoch % every == 0) or (steps and self.step % steps == 0))
 
     def _evaluate(self, test: Batches) -> Generator[int, None, dict[str, float]]:
         evaluation = self._evaluation.steps(test)
         try:
             while True:
                 try:
-                    next(evaluation)
+                    event = next(evaluation)
                 except StopIteration as end:
                     return end.value
                 if self.group.active:
                     self._mailbox.post(None, self.group.gather(torch.cat([self._quiet.new_zeros(5), self._requests()])))
                     self._collect()
                 if self._wishes()[0]:
-                    self._answer()
-                yield self.step
+                    yield from self._answer()
+                yield from self._patience(event) if event else (self.step,)
         finally:
             evaluation.close()
 
@@ -215,10 +223,18 @@ class Training:
     def _wishes(self) -> tuple[int, int]:
         return self._asked if self.group.active else (self.signals.stop, int(self._wants_save()))
 
-    def _answer(self, due: Any = False) -> None:
+    def _patience(self, event: torch.cuda.Event | None) -> Iterator[int]:
+        """Let the caller do something else until the device has reached the event."""
+        if event is not None:
+            self.waiting = event
+            yield self.step
+            self.waiting = None
+
+    def _answer(self, due: Any = False) -> Iterator[int]:
         """Save where it is due or asked for; leave where a signal asked to."""
         stop, save = self._wishes()
         if due or stop or save:
+            yield from self._patience(self._mailbox.awaited(everything=True))
             self.signals.save, self._asked = 0, (self._asked[0], 0)
             self.save()
         if stop := max(stop, self._asked[0]):

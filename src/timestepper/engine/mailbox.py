@@ -31,6 +31,13 @@ class Mailbox:
         event.record()
         self._waiting.append((tag, slot, event))
 
+    def awaited(self, everything: bool = False) -> torch.cuda.Event | None:
+        """What the device must reach for ``take`` not to wait; None where it would not."""
+        if not self._waiting or not (everything or len(self._waiting) > self._lag):
+            return None
+        event = self._waiting[-1 if everything else 0][2]
+        return None if event is None or event.query() else event
+
     def take(self, everything: bool = False) -> Iterator[tuple[Any, list]]:
         """What has come in, oldest first; ``everything`` waits for all."""
         while self._waiting and (everything or len(self._waiting) > self._lag):

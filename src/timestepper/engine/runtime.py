@@ -13,6 +13,7 @@ from timestepper.errors import RecipeError
 
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("float32", "tf32", "bf16")
+_NETWORKS = 128
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,9 @@ class Runtime:
         if self.channels_last:
             model.to(memory_format=torch.channels_last)
         if self.compile:
-            model.compile()
+            # One process may compile many networks; beyond its limit torch.compile silently stops compiling.
+            torch._dynamo.config.recompile_limit = max(_NETWORKS, torch._dynamo.config.recompile_limit)
+            model.compile(dynamic=False)  # else a second batch size makes all later graphs slower and different
         return model
 
     def autocast(self) -> contextlib.AbstractContextManager:
