@@ -43,7 +43,8 @@ class RunDirectory:
             raise
 
     def _prepare(self) -> None:
-        strangers = sorted(item.name for item in self.path.iterdir() if item.name not in _OWN)
+        names = (item.name for item in self.path.iterdir())
+        strangers = sorted(name for name in names if name.removesuffix(".tmp") not in _OWN)
         if strangers and not (self.path / STATUS).exists():
             raise RunDirectoryError(
                 f"{self.path} holds {', '.join(strangers[:3])}{' ...' if len(strangers) > 3 else ''} and no run; "
