@@ -50,7 +50,7 @@ def controller_errors(shapes: Sequence[Shape], device: torch.device, seed: int =
         "state": relative_error(found[1], state),
         "descriptor gradient": relative_error(found[3], expected[1]),
     }
-    for name, worst in _parameter_errors(found[2], expected[0], where).items():
+    for name, worst in parameter_errors(found[2], expected[0], where).items():
         errors[f"gradient of {name}"] = worst
     errors["two runs differ by"] = max(float((a - b).abs().max()) for a, b in zip(found, again, strict=True))
     return errors
@@ -91,7 +91,7 @@ def _run(described: Tensor, parameters: list[Tensor], gradient: Tensor, shapes: 
     )
 
 
-def _parameter_errors(found: Tensor, expected: Tensor, where: Layout) -> dict[str, float]:
+def parameter_errors(found: Tensor, expected: Tensor, where: Layout) -> dict[str, float]:
     """The worst stage for each of the seven parameters; a gradient that is zero by nature is left out."""
     names = (
         "input weight",

@@ -1,0 +1,135 @@
+"""Attached networks on the fused path: the same network as on the plain path."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from families import FAMILIES
+
+import timestepper
+from timestepper import fused
+from timestepper.api import Attached
+from timestepper.errors import StepSizeError
+from timestepper.models import CifarResNet
+
+IMAGES = torch.randn(4, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def small(**options) -> Attached:
+    torch.manual_seed(0)
+    net = timestepper.attach(CifarResNet(14, num_classes=5, width=8).double(), **options)
+    for parameter in net.controllers.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    net.fused = True
+    return net
+
+
+def gradients(net, path: bool) -> dict[str, torch.Tensor]:
+    net.fused = path
+    net.zero_grad()
+    logits = net(IMAGES)
+    logits.square().sum().backward()
+    return {"logits": logits.detach(), **{name: p.grad for name, p in net.named_parameters() if p.grad is not None}}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_both_paths_agree(family):
+    torch.manual_seed(0)
+    net = timestepper.attach(FAMILIES[family]().double(), "lstm")
+    plain, mine = gradients(net, False), gradients(net, True)
+    assert plain.keys() == mine.keys()
+    for name in plain:
+        torch.testing.assert_close(
+            mine[name], plain[name], rtol=1e-9, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def test_channels_last_agrees():
+    net = small().to(memory_format=torch.channels_last)
+    plain, mine = gradients(net, False), gradients(net, True)
+    for name in plain:
+        torch.testing.assert_close(mine[name], plain[name], rtol=1e-9, atol=1e-9)
+
+
+def test_descriptor_gradient_can_be_stopped():
+    stopped, flowing = small(descriptor_gradient=False), small()
+    assert gradients(stopped, True)["layer1.0.conv1.weight"].ne(gradients(flowing, True)["layer1.0.conv1.weight"]).any()
+    plain, mine = gradients(stopped, False), gradients(stopped, True)
+    for name in plain:
+        torch.testing.assert_close(mine[name], plain[name], rtol=1e-9, atol=1e-9)
+
+
+def test_frozen_backbone_and_frozen_controller():
+    net = small()
+    for parameter in timestepper.detach(net).parameters():
+        parameter.requires_grad_(False)
+    assert all(name == "logits" or name.startswith("controllers.") for name in gradients(net, True))
+    net = small()
+    net.controllers.requires_grad_(False)
+    assert not any(name.startswith("controllers.") for name in gradients(net, True))
+
+
+def test_fold_is_exact():
+    net = small().eval()
+    with torch.no_grad():
+        assert torch.equal(timestepper.fold(net)(IMAGES), net(IMAGES))
+
+
+def test_copies_carry_no_addresses():
+    net = small().eval()
+    logits = net(IMAGES)
+    copied = copy.deepcopy(net)
+    loaded = pickle.loads(pickle.dumps(net))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+    assert torch.equal(copied(IMAGES), logits)
+    assert torch.equal(loaded(IMAGES), logits)
+
+
+def test_compiles_into_one_graph_with_two_operators():
+    net = small()
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append([str(node.target) for node in graph.graph.nodes])
+        return graph
+
+    torch._dynamo.reset()
+    logits = torch.compile(net, backend=backend, fullgraph=True)(IMAGES)
+    torch._dynamo.reset()
+    (targets,) = seen
+    assert sum("timestepper.describe" in target for target in targets) == 1
+    assert sum("timestepper.lstm_steps" in target for target in targets) == 1
+    torch.testing.assert_close(logits, small()(IMAGES))
+
+
+def test_autocast_leaves_the_controller_in_float32():
+    net = small().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = timestepper.step_sizes(net)
+    for name, dt in timestepper.step_sizes(net).items():
+        assert dt.dtype == torch.float32
+        assert torch.equal(inside[name], dt)
+
+
+def test_plain_path_runs_where_kernels_cannot(monkeypatch):
+    """On a CPU nothing is fused unless asked for."""
+    net = small().float()
+    net.fused = None
+    monkeypatch.setattr(fused, "step_sizes", lambda *_, **__: pytest.fail("the fused path ran"))
+    net(IMAGES.float())
+
+
+@pytest.mark.parametrize("reason", ["controller", "half", "wide"])
+def test_insisting_says_what_is_in_the_way(reason):
+    if reason == "controller":
+        net = timestepper.attach(CifarResNet(8), "two_fc")
+    elif reason == "half":
+        net = timestepper.attach(CifarResNet(8)).to(torch.bfloat16)
+    else:
+        net = timestepper.attach(CifarResNet(8, width=fused.WIDEST // 2), reduction=1)
+    net.fused = True
+    with pytest.raises(StepSizeError, match="fused controller cannot run"):
+        timestepper.step_sizes(net)

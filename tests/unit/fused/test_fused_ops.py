@@ -1,0 +1,140 @@
+"""The hand-written backward, the operators around it and the kernels under Triton's interpreter."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from timestepper import equations
+from timestepper.bench import agreement
+from timestepper.fused import ops, reference
+from timestepper.fused.layout import layout, to_device
+
+SHAPES = ((3, 12, 6, 2), (4, 10, 5, 3), (1, 7, 4, 1))
+NUMBERS = list(agreement.numbers(SHAPES))
+
+
+def controllers():
+    described, parameters, gradient = agreement.random_controllers(SHAPES)
+    return described.requires_grad_(), [parameter.requires_grad_() for parameter in parameters], gradient
+
+
+def test_forward_is_that_of_the_equations():
+    described, parameters, _ = controllers()
+    steps, _, _ = ops.lstm_steps(described, parameters, NUMBERS)
+    place = 0
+    for stage, (length, width, _, _) in enumerate(SHAPES):
+        w_in, b_in, w_x, w_h, b, w_out, b_out = parameters[7 * stage : 7 * stage + 7]
+        rows = described[place : place + length * width].view(length, width)
+        place += length * width
+        hidden = equations.lstm(equations.input_transform(rows, w_in, b_in), w_x, w_h, b)
+        expected = equations.output_transform(hidden, w_out, b_out)
+        found = steps[layout(tuple(NUMBERS)).steps[stage] :][: expected.numel()].view_as(expected)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
+
+
+def test_written_backward_is_the_derivative():
+    described, parameters, _ = controllers()
+
+    def steps(described, *parameters):
+        return ops.lstm_steps(described, list(parameters), NUMBERS)[0]
+
+    assert torch.autograd.gradcheck(steps, (described, *parameters))
+
+
+def test_descriptor_backward_is_the_derivative():
+    weights = [
+        torch.randn(*size, dtype=torch.float64, requires_grad=True) for size in ((4, 3, 3, 3), (5, 2, 1, 1), (3, 4))
+    ]
+    assert torch.autograd.gradcheck(lambda *w: ops.describe(list(w)), weights)
+
+
+def test_operators_keep_pytorchs_contract():
+    described, parameters, _ = controllers()
+    torch.library.opcheck(ops.lstm_steps, (described, parameters, NUMBERS))
+    torch.library.opcheck(ops.describe, ([torch.randn(4, 3, 3, 3, requires_grad=True)],))
+
+
+def test_gradient_of_gradient_is_refused():
+    described, parameters, _ = controllers()
+    steps, _, _ = ops.lstm_steps(described, parameters, NUMBERS)
+    (gradient,) = torch.autograd.grad(steps.sum(), parameters[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="lstm_steps_backward"):
+        gradient.sum().backward()
+
+
+def test_frozen_parts_get_no_gradient():
+    described, parameters, gradient = controllers()
+    described.requires_grad_(False)
+    parameters[0].requires_grad_(False)
+    steps, state, _ = ops.lstm_steps(described, parameters, NUMBERS)
+    steps.backward(gradient)
+    assert described.grad is None
+    assert parameters[0].grad is None
+    assert all(parameter.grad is not None for parameter in parameters[1:])
+    assert not state.requires_grad
+
+
+def test_layout_has_no_gap_and_no_overlap():
+    """Every element of every flat buffer belongs to exactly one part."""
+    where = layout(tuple(NUMBERS))
+    rows = where.rows(list(range(7 * len(SHAPES))))
+    assert len(rows) == 4 * len(SHAPES)
+    for stage, (length, d, c, h) in enumerate(SHAPES):
+        inputs, gates_x, gates_h, outputs = rows[4 * stage : 4 * stage + 4]
+        x, gates, cell, hidden = inputs[6], gates_x[6], gates_h[6], gates_h[5]
+        assert (gates - x, cell - gates, hidden - cell) == (length * h, 4 * length * h, length * h)
+        assert hidden + length * h == where.state[stage + 1]
+        assert outputs[5] == hidden
+        assert where.described[stage + 1] - where.described[stage] == length * d
+        assert where.steps[stage + 1] - where.steps[stage] == length * c
+    _, parameters, _ = controllers()
+    assert where.parameter_sizes == [parameter.numel() for parameter in parameters]
+
+
+def test_table_is_a_fresh_copy():
+    rows = ((1, 2), (3, 4))
+    first = to_device(rows, torch.device("cpu"))
+    first.zero_()
+    assert to_device(rows, torch.device("cpu")).tolist() == [[1, 2], [3, 4]]
+
+
+INTERPRETED = """
+import torch
+from timestepper.bench import agreement
+from timestepper.fused import ops
+assert ops.INTERPRETED
+torch.use_deterministic_algorithms(True)  # fills new memory with NaN, so an element that is not written shows
+device = torch.device("cpu")
+for errors in (agreement.describe_errors(device), agreement.controller_errors(agreement.STAGES["odd"], device)):
+    for name, error in errors.items():
+        assert error < 5e-6, (name, error)
+"""
+
+
+def test_kernels_agree_with_the_reference_in_the_interpreter():
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    answer = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr[-2000:]
+
+
+def test_reference_backward_covers_a_wrong_gate(monkeypatch):
+    """The error measure sees a mistake in one gate of one stage."""
+    right = reference.lstm_backward
+
+    def wrong(*arguments):
+        gradient = right(*arguments).clone()
+        gradient[0, 0] *= 1.01
+        return gradient
+
+    described, parameters, gradient = controllers()
+    where = layout(tuple(NUMBERS))
+    with torch.no_grad():
+        steps, state = reference.forward(described, parameters, where)
+        expected, _ = reference.backward(gradient, steps, described, state, parameters, where)
+        monkeypatch.setattr(reference, "lstm_backward", wrong)
+        found, _ = reference.backward(gradient, steps, described, state, parameters, where)
+    assert max(agreement.parameter_errors(found, expected, where).values()) > 1e-5
