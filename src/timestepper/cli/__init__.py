@@ -16,7 +16,20 @@ app = typer.Typer(
 )
 
 # Each module holds a function of its own name, which is the command.
-COMMANDS = ("inspect", "train", "evaluate", "fold", "list", "check_data", "verify", "bench")
+COMMANDS = (
+    "inspect",
+    "train",
+    "sweep",
+    "evaluate",
+    "fold",
+    "list",
+    "check_data",
+    "verify",
+    "bench",
+    "stability",
+    "reproduce",
+    "report",
+)
 
 for _name in COMMANDS:
     app.command(_name.replace("_", "-"))(getattr(importlib.import_module(f"timestepper.cli.{_name}"), _name))

@@ -49,7 +49,7 @@ class Evaluation:
         try:
             for images, labels in batches.epoch(0):
                 self._add(images, labels)
-                yield
+                yield None
         finally:
             self._model.train(was_training)
         totals = self._group.sum(self._totals)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import platform
 import subprocess
 from importlib.metadata import version
@@ -77,13 +78,13 @@ def digest(content: dict[str, Any]) -> str:
 
 
 def commit() -> str:
-    """The commit of the source, with ``+`` where files are changed; ``unknown`` outside a checkout."""
+    """The commit of the source, with ``+`` where files are changed; outside a checkout $TIMESTEPPER_COMMIT."""
     here = Path(__file__).resolve().parent
     try:
         head = _git(here, "rev-parse", "HEAD")
         changed = _git(here, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
-        return "unknown"
+        return os.environ.get("TIMESTEPPER_COMMIT", "unknown")
     return head + ("+" if changed else "")
 
 

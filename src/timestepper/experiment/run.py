@@ -36,6 +36,8 @@ class Request:
     override: bool = False
     dist_timeout: float = 600.0
     results: Path | None = None
+    display: Display | None = None  # None: one of its own
+    data: Any = None  # an open data set, to share one copy between runs; None: opened for this run
 
 
 def train(request: Request) -> dict[str, Any]:
@@ -60,7 +62,7 @@ class Session:
     def __init__(self, request: Request):
         self.request, self.recipe = request, request.recipe
         self.device = choose_device(self.recipe.runtime.device, distributed.local_rank())
-        self.display = Display(quiet=request.folder is None)
+        self.display = request.display or Display(quiet=request.folder is None)
         self.group = Group(device=self.device)
         self._training: Training | None = None
         self._journal: FolderJournal | None = None
@@ -72,8 +74,10 @@ class Session:
 
     def join(self) -> None:
         """Meet the other processes; open the data."""
+        if (advice := distributed.advice()) is not None:
+            self.display.say(advice)
         self.group = distributed.start(self.device, self.request.dist_timeout)
-        self.data = build.dataset(self.recipe)
+        self.data = self.request.data or build.dataset(self.recipe)
         self.runtime = build.runtime(self.recipe, self.device, self.display.say)
 
     def training(self) -> Training:

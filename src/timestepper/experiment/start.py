@@ -20,7 +20,7 @@ def start(recipe: Recipe, *, name: str, run_dir: Path | None, **options: Any) ->
     folder: RunDirectory | None = None
     try:
         _refuse_hopeless_restart(path)
-        if _is_finished(recipe, path):
+        if is_finished(recipe, path):
             print(f"{path} is finished; nothing to do (timestepper evaluate {path} shows its errors)")
             return 0
         if os.environ.get("RANK", "0") == "0":
@@ -52,7 +52,8 @@ def _run(recipe: Recipe, name: str, folder: RunDirectory | None, signals: Signal
     return 0
 
 
-def _is_finished(recipe: Recipe, path: Path) -> bool:
+def is_finished(recipe: Recipe, path: Path) -> bool:
+    """Whether a run directory holds this very recipe, trained to its end."""
     if (read_status(path) or {}).get("state") != "finished":
         return False
     try:

@@ -1,0 +1,71 @@
+"""timestepper sweep: train several recipes at once."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def sweep(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPES… [KEY=VALUE …]",
+            help="recipes, and overrides for all of them; KEY=A,B trains one run with each",
+            show_default=False,
+        ),
+    ],
+    seeds: Annotated[str, typer.Option(help="0,1,2 or 0-2: each recipe with each seed")] = "",
+    out: Annotated[Path, typer.Option(help="folder for the run directories; what is there goes on")] = Path("runs"),
+    jobs: Annotated[int, typer.Option(min=1, help="runs at a time on one GPU; the next begins when one ends")] = 6,
+    processes: Annotated[int | None, typer.Option(min=1, help="by default one per GPU")] = None,
+    checkpoint_seconds: Annotated[
+        float,
+        typer.Option(min=0, help="time between checkpoints, in place of what the recipes say; 0: only at the end"),
+    ] = 120.0,
+    override: Annotated[bool, typer.Option("--override", help="go on although a recipe has changed")] = False,
+    results: Annotated[Path | None, typer.Option(help="also write the records of finished runs here")] = None,
+    share: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Train several recipes at once on each GPU: faster than one after the other, each as if it were alone.
+
+    Stop it at any time; the same command goes on with what was interrupted and skips what is finished. A run that fails
+    is reported and leaves the others alone; the exit code is then 1.
+    """
+    import os
+    import sys
+
+    from timestepper.engine.signals import Signals
+    from timestepper.errors import RecipeError
+    from timestepper.experiment.sweep_plan import expand, parse_seeds, split
+
+    if "RANK" in os.environ:
+        raise RecipeError("sweep spreads its runs over the GPUs by itself; start it without torchrun")
+    references, overrides = split(arguments)
+    if not references:
+        raise RecipeError(f"no recipe among {' '.join(arguments)}; name at least one, for example smoke/digits")
+    entries = expand(references, overrides, parse_seeds(seeds), out, checkpoint_seconds)
+    # As many streams as runs reach the device side by side; by default CUDA folds them into eight.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    signals = Signals().install()
+    try:
+        from timestepper.experiment import sweep as sweeping
+        from timestepper.experiment.sweep_spread import default_processes, spread
+
+        if share is None:
+            on_gpu = any(entry.recipe.runtime.device != "cpu" for entry in entries)
+            wanted = min(processes or default_processes(on_gpu), len(entries))
+            if wanted > 1:
+                raise typer.Exit(spread(sys.argv[sys.argv.index("sweep") + 1 :], wanted, signals))
+        else:
+            index, of = map(int, share.split("/"))
+            entries = entries[index::of]
+        parent = os.environ.get("TIMESTEPPER_PARENT") if share else None
+        options = sweeping.Options(
+            jobs, override, results, debug="--debug" in sys.argv, parent=int(parent) if parent else None
+        )
+        runs = sweeping.sweep(entries, signals, options, plain=share is not None)
+        print("\n".join(sweeping.summary_lines(runs)))
+        raise typer.Exit(sweeping.exit_code(runs, signals.stop))
+    finally:
+        signals.restore()
