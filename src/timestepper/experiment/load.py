@@ -62,9 +62,13 @@ def short_name(reference: str) -> str:
 
 def shipped() -> list[str]:
     """Names of the recipes that come with the project."""
-    return sorted(
-        str(path.relative_to(folder).with_suffix("")) for folder in FOLDERS for path in folder.rglob("*.toml")
-    )
+    files = [(folder, path) for folder in FOLDERS for path in folder.rglob("*.toml") if not is_set(path)]
+    return sorted(str(path.relative_to(folder).with_suffix("")) for folder, path in files)
+
+
+def is_set(path: Path) -> bool:
+    """Whether a file lists runs of recipes (``set = "fig4"``) and is no recipe itself."""
+    return "\nset = " in f"\n{path.read_text()}"
 
 
 def dump(recipe: Recipe) -> str:

@@ -97,27 +97,26 @@ def agreement(claims: Claims, counted: dict[str, Any]) -> tuple[int, int]:
 def counts_table(claim: Claim, counted: dict[str, Any]) -> Table:
     """Tables 2 and 3: parameters and GFLOPs."""
     footnotes = Footnotes()
-    columns = tuple(f"{_HEADINGS[quantity]}, {who}" for quantity in COUNTS for who in ("paper", "ours"))
     rows = []
     for row in _counted_rows({claim.name: claim}):
-        cells = [Cell(row.label)]
-        for quantity in COUNTS:
-            cells += _pair(row, quantity, _count(counted, row, quantity), footnotes)
-        rows.append(tuple(cells))
-    caption = f"{claim.place}: parameters and GFLOPs at 224x224, ours beside the paper's"
-    return Table(f"{claim.name}-counts", caption, ("Network", *columns), tuple(rows), tuple(footnotes.texts))
+        cells = (_pair(row, quantity, _count(counted, row, quantity), footnotes) for quantity in COUNTS)
+        rows.append((Cell(row.label), *cells))
+    caption = f"{claim.place}: parameters (millions) and GFLOPs at 224x224, paper / ours"
+    columns = ("Network", *(_HEADINGS[quantity] for quantity in COUNTS))
+    return Table(f"{claim.name}-counts", caption, columns, tuple(rows), tuple(footnotes.texts))
 
 
-def _pair(row: Row, quantity: str, ours: float, footnotes: Footnotes) -> list[Cell]:
+def _pair(row: Row, quantity: str, ours: float, footnotes: Footnotes) -> Cell:
     paper = row.paper.get(quantity)
     if paper is None:  # the paper prints one number for a plain network
-        return [Cell("", tone="quiet"), Cell("", tone="quiet")]
+        return Cell("")
+    text = f"{paper:.2f} / {ours:.2f}"
     if agrees(ours, paper):
-        return [Cell(f"{paper:.2f}"), Cell(f"{ours:.2f}", tone="good")]
-    text = explain(row, quantity)
-    if text is None:
+        return Cell(text, tone="good")
+    why = explain(row, quantity)
+    if why is None:
         raise RecordError(f"{row.label}: {quantity} is {ours:.2f}, the paper has {paper:.2f}, and no footnote says why")
-    return [Cell(f"{paper:.2f}"), Cell(f"{ours:.2f}", (footnotes.number(text),), "bad")]
+    return Cell(text, (footnotes.number(why),), "bad")
 
 
 def complexity_table(claim: Claim, counted: dict[str, Any]) -> Table:
@@ -125,27 +124,27 @@ def complexity_table(claim: Claim, counted: dict[str, Any]) -> Table:
     footnotes = Footnotes()
     meaning = footnotes.number(
         "k₁k₂ stands for the length of the descriptor over the channels: 18 for basic blocks (two 3x3 convolutions), "
-        "1.25 for bottlenecks (the first and third 1x1). r is 4 and 8."
+        "1.25 for bottlenecks (the first and third 1x1). r is 4 and 8. In inference every method keeps Σ L_b C_b."
     )
     biases = footnotes.number("The formulas leave out biases; the counted total has them.")
-    networks = (("timm/resnet34", "ResNet-34"), ("timm/resnet50", "ResNet-50"))
-    columns = [f"{label}: {what}" for _, label in networks for what in ("formula", "weights", "with biases")]
     rows = []
     for formula in claim.formula:
-        cells = [Cell(formula.label), Cell(formula.training, (meaning,)), Cell(formula.inference)]
-        for model, _ in networks:
+        for model, network in (("timm/resnet34", "ResNet-34"), ("timm/resnet50", "ResNet-50")):
             found = counted[f"{model} {formula.controller}"]
             equal = found["formula_train"] == found["controller_weights"]
             total = found["controller_weights"] + found["controller_biases"]
-            cells += [
-                Cell(f"{found['formula_train']:,.0f}"),
-                Cell(f"{found['controller_weights']:,}", tone="good" if equal else "bad"),
-                Cell(f"{total:,}", (biases,) if found["controller_biases"] else ()),
-            ]
-        rows.append(tuple(cells))
-    heading = ("Method", "Training, the paper's formula", "Inference, the paper's formula", *columns)
+            rows.append(
+                (
+                    Cell(f"{formula.label}, {network}"),
+                    Cell(formula.training, (meaning,)),
+                    Cell(f"{found['formula_train']:,.0f}"),
+                    Cell(f"{found['controller_weights']:,}", tone="good" if equal else "bad"),
+                    Cell(f"{total:,}", (biases,) if found["controller_biases"] else ()),
+                )
+            )
+    columns = ("Method", "The paper's formula", "Its value", "Our weights", "With biases")
     caption = f"{claim.place}: parameters added in training, by the paper's formula and counted on our controllers"
-    return Table(f"{claim.name}-counts", caption, heading, tuple(rows), tuple(footnotes.texts))
+    return Table(f"{claim.name}-counts", caption, columns, tuple(rows), tuple(footnotes.texts))
 
 
 def structure_table(claim: Claim, shapes: dict[str, Any]) -> Table:
@@ -154,15 +153,13 @@ def structure_table(claim: Claim, shapes: dict[str, Any]) -> Table:
     places: dict[str, int] = {}
     for stage in claim.structure:
         index = places[stage.model] = places.get(stage.model, -1) + 1
-        ours = shapes[stage.model][index]
-        paper = {name: getattr(stage, name) for name in ("output_size", "blocks", "convolutions")}
-        paper |= {name: getattr(stage, name) for name in ("input", "gates", "output")}
-        cells = [Cell(f"{stage.label}, {stage.output_size}x{stage.output_size}")]
-        for show in (_convolutions, _layers):
-            theirs, mine = show(paper), show(ours)
-            cells += [Cell(theirs), Cell(mine, tone="good" if theirs == mine else "bad")]
-        rows.append(tuple(cells))
-    columns = ("Stage", "Convolutions: paper", "Convolutions: ours", "Controller: paper", "Controller: ours")
+        paper, ours = vars(stage), shapes[stage.model][index]
+        tones = ["good" if show(paper) == show(ours) else "bad" for show in (_convolutions, _layers)]
+        name = f"{stage.label}, {stage.output_size}x{stage.output_size}"
+        rows.append((Cell(f"{name}, paper"), *(Cell(show(paper)) for show in (_convolutions, _layers))))
+        ours_cells = [Cell(show(ours), tone=tone) for show, tone in zip((_convolutions, _layers), tones, strict=True)]
+        rows.append((Cell(f"{name}, ours"), *ours_cells))
+    columns = ("Stage", "Convolutions", "Controller: input, gates, output")
     return Table(f"{claim.name}-counts", f"{claim.place}: layer shapes, ours beside the paper's", columns, tuple(rows))
 
 

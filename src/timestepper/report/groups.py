@@ -3,7 +3,7 @@
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,9 +68,20 @@ def group(records: Iterable[Record]) -> list[Group]:
     """Groups in a stable order: by data, model, length of training; plain first, then the paper's controller."""
     found: dict[tuple[Task, str], dict[int, Record]] = defaultdict(dict)
     for record in records:
-        found[task_of(record), subject_of(record)].setdefault(record.seed, record)
+        found[task_of(record), subject_of(record.recipe)].setdefault(record.seed, record)
     groups = [Group(task, subject, dict(sorted(runs.items()))) for (task, subject), runs in found.items()]
     return sorted(groups, key=_order)
+
+
+def repeated(records: Iterable[Record]) -> list[str]:
+    """A message for each record of a run that another record is of too; only the first of them counts."""
+    first: dict[tuple[Task, str, int], Record] = {}
+    messages = []
+    for record in records:
+        earlier = first.setdefault((task_of(record), subject_of(record.recipe), record.seed), record)
+        if earlier is not record:
+            messages.append(f"{record.path}: the same run as {earlier.path}; left out, remove one of them")
+    return messages
 
 
 def _order(group: Group) -> tuple:
@@ -100,13 +111,13 @@ def task_of(record: Record) -> Task:
     return Task(recipe["data"]["name"], recipe["model"]["name"], epochs, batch_size, conditions)
 
 
-def subject_of(record: Record) -> str:
+def subject_of(recipe: Mapping[str, Mapping[str, Any]]) -> str:
     """What was put on the network, in the words of claims: ``plain``, ``lstm``, ``fixed(0.01)``, with any option."""
-    controller = record.recipe["controller"]
+    controller = recipe["controller"]
     kind, value = controller["kind"], controller.get("value")
     name = "plain" if kind == "none" else kind if value is None else f"{kind}({value:g})"
     options = []
-    if (start := record.recipe["model"].get("last_norm_init")) is not None:
+    if (start := recipe["model"].get("last_norm_init")) is not None:
         options.append(f"last norm starts at {start:g}")
     if kind != "none":
         options += [

@@ -8,7 +8,16 @@ from typing import Any
 from timestepper.report import counts, figures, results, step_figures, verdicts
 from timestepper.report.claims import Claims
 from timestepper.report.figures import Figure
-from timestepper.report.groups import Group, Task, condition_labels, data_name, group, model_name, schedule_label
+from timestepper.report.groups import (
+    Group,
+    Task,
+    condition_labels,
+    data_name,
+    group,
+    model_name,
+    repeated,
+    schedule_label,
+)
 from timestepper.report.records import Record
 from timestepper.report.results import Pending
 from timestepper.report.summary import summarise
@@ -62,6 +71,7 @@ def write_page(
     found = verdicts.judge(claims, groups, computed.solutions)
     lines = summarise(groups, claims, found, computed.counted, _label(groups, claims))
     sections = [part for part in _sections(records, groups, claims, found, computed, pending) if not part.empty]
+    problems = [*problems, *repeated(records)]
     html = _render(title=title, summary=lines, sections=sections, problems=problems, headline=_headline(found))
     for path, text in ((out_html, html), (out_md, _markdown(title, lines, sections, problems))):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,6 +108,27 @@ def _sections(
         Section("pending", "Not yet run", tables=(results.pending_table(pending),) if pending else ()),
         _records(records),
     ]
+
+
+def tables_of(
+    names: Sequence[str],
+    records: Sequence[Record],
+    claims: Claims,
+    computed: Computed,
+    shown: Sequence[Record] = (),
+    counts_only: bool = False,
+) -> list[Table]:
+    """The tables of some claims for a terminal; ``shown`` are the records to list one by one."""
+    chosen = {name: claims[name] for name in names if name in claims}
+    if counts_only:
+        return _count_tables(chosen, computed)
+    groups = group(records)
+    label = _label(groups, claims)
+    tables = [results.measured_table(group(shown), label)] if shown else []
+    tables += _paper_tables(chosen, groups, label)
+    tables += _count_tables(chosen, computed)
+    found = [v for v in verdicts.judge(claims, groups, computed.solutions) if v.claim.name in chosen]
+    return tables + ([results.verdict_table(found)] if found else [])
 
 
 def _records(records: Sequence[Record]) -> Section:

@@ -29,6 +29,7 @@ class Growth:
     blocks: tuple[str, ...]
     log_bound: tuple[float, ...]
     log_growth: dict[str, tuple[float, ...]]
+    log_end_to_end: dict[str, float]
     step_sizes: tuple[float, ...] = ()
 
 
@@ -62,21 +63,15 @@ def load_records(folder: Path) -> tuple[list[Record], list[str]]:
 
 
 def read_records(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
-    """The records of some files, and a message for each file that is none or repeats another."""
-    records: dict[str, Record] = {}
+    """The records of some files, and a message for each file that is none."""
+    records = []
     problems = []
     for path in paths:
         try:
-            record = read_record(path)
+            records.append(read_record(path))
         except RecordError as error:
             problems.append(str(error))
-            continue
-        same = digest({"recipe": record.recipe, "data": record.data_sha256})
-        if same in records:
-            problems.append(f"{path}: the same recipe and seed as {records[same].path}; left out, remove one of them")
-        else:
-            records[same] = record
-    return list(records.values()), problems
+    return records, problems
 
 
 def read_record(path: Path) -> Record:

@@ -1,0 +1,89 @@
+"""What the commands ``reproduce`` and ``report`` have in common: everything that a table or the page is made of."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from timestepper.report import Computed, Pending, groups
+from timestepper.report.claims import Claims
+from timestepper.report.counts import wanted
+from timestepper.report.tables import Table
+
+if TYPE_CHECKING:
+    from timestepper.experiment.reproduce import Step
+    from timestepper.experiment.schema import Recipe
+
+
+def compute(claims: Claims) -> Computed:
+    """Counts, shapes and Figure 1; takes some seconds, because the real networks are built."""
+    from timestepper.experiment.counts import measure, structures
+
+    models = {structure.model for claim in claims.values() for structure in claim.structure}
+    return Computed(measure(wanted(claims)), structures(models), solutions())
+
+
+def solutions() -> dict[str, dict]:
+    """The three solutions of Figure 1."""
+    from timestepper.stability import ode
+
+    found = zip(("large", "small", "rkf"), ode.figure_1().items(), strict=True)
+    return {
+        key: {
+            "label": label,
+            "times": solution.times.tolist(),
+            "values": solution.values.tolist(),
+            "steps": solution.steps,
+            "error": solution.error(ode.decayed),
+        }
+        for key, (label, solution) in found
+    }
+
+
+def pending(steps: Iterable["Step"]) -> list[Pending]:
+    """What is still to run, seeds of one kind together."""
+    kinds: dict[tuple[str, str], list[float]] = {}
+    for step in steps:
+        if step.hours:
+            kinds.setdefault((", ".join(step.wanted.sets), describe(step.wanted.recipe)), []).append(step.hours)
+    return [Pending(sets, label, len(hours), sum(hours)) for (sets, label), hours in kinds.items()]
+
+
+def describe(recipe: "Recipe") -> str:
+    """Network, data, controller and length of a run, in words."""
+    from timestepper.experiment.load import as_dict
+
+    parts = [groups.model_name(recipe.model.name), groups.data_name(recipe.data.name)]
+    parts.append(groups.subject_name(groups.subject_of(as_dict(recipe))))
+    return ", ".join([*parts, f"{recipe.run.epochs} epochs, batch {recipe.data.batch_size}"])
+
+
+def warn(problems: Sequence[str]) -> None:
+    """Say on stderr which files were left out."""
+    for problem in problems:
+        print(f"warning: {problem}", file=sys.stderr)
+
+
+def show(tables: Iterable[Table]) -> None:
+    """Print tables with their footnotes."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    tones = {"good": "green", "bad": "red", "quiet": "dim"}
+    for table in tables:
+        shown = RichTable(title=table.caption, title_justify="left", box=box.SIMPLE, title_style="bold")
+        for number, column in enumerate(table.columns):
+            shown.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+        for row in table.rows:
+            shown.add_row(*(f"[{tones[c.tone]}]{_safe(c)}[/]" if c.tone in tones else _safe(c) for c in row))
+        console.print(shown)
+        for number, note in enumerate(table.notes, 1):
+            console.print(f"  [{number}] {note}", markup=False)
+        console.print()
+
+
+def _safe(cell) -> str:
+    from rich.markup import escape
+
+    return escape(str(cell))

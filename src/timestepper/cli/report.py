@@ -1,0 +1,42 @@
+"""timestepper report: the page."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    results: Annotated[Path, typer.Option(help="folder of records")] = Path("results"),
+    claims: Annotated[
+        Path | None, typer.Option(help="folder of the paper's numbers; by default the shipped ones")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="the page; the tables go beside it as .md")] = Path("report.html"),
+    runs: Annotated[Path, typer.Option(help="folder of run directories, for what is interrupted")] = Path("runs"),
+    title: Annotated[
+        str, typer.Option(help="title of the page")
+    ] = "Learned time steps: the paper and what we measured",
+) -> None:
+    """Write one self-contained HTML page and the same tables as Markdown from the records in RESULTS."""
+    from timestepper import report as reports
+    from timestepper.cli import gather
+    from timestepper.experiment.reproduce import contents, plan
+    from timestepper.experiment.sets import open_sets
+    from timestepper.report.claims import FOLDER
+
+    found_claims, problems = reports.load_claims(claims or FOLDER)
+    records, damaged = reports.load_records(results)
+    steps = plan(open_sets("everything"), contents(record.path for record in records), runs)
+    problems += damaged
+    gather.warn(problems)
+    reports.write_page(
+        records,
+        found_claims,
+        out,
+        out.with_suffix(".md"),
+        title,
+        problems=problems,
+        computed=gather.compute(found_claims),
+        pending=gather.pending(steps),
+    )
+    print(f"{len(records)} records from {results}: {out} and {out.with_suffix('.md')}")

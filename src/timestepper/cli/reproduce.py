@@ -1,0 +1,129 @@
+"""timestepper reproduce: a table or figure of the paper, trained where needed, ours beside the paper's."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from timestepper.experiment.reproduce import Step
+    from timestepper.report.claims import Claims
+    from timestepper.report.records import Record
+    from timestepper.report.tables import Table
+
+
+class Schedule(StrEnum):
+    """How long to train."""
+
+    paper = "paper"
+    short = "short"
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help="fig1, table1 … table6, fig3 … fig5, counts, all, ablation56, depth")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value …", show_default=False)] = None,
+    list_only: Annotated[bool, typer.Option("--list", help="show what is done and what is missing, and stop")] = False,
+    schedule: Annotated[Schedule, typer.Option(help="short: fewer epochs, marked as such everywhere")] = Schedule.paper,
+    data_root: Annotated[Path | None, typer.Option(help="folder of the data set")] = None,
+    results: Annotated[Path, typer.Option(help="folder of records")] = Path("results"),
+    runs: Annotated[Path, typer.Option(help="folder of run directories")] = Path("runs"),
+    claims: Annotated[
+        Path | None, typer.Option(help="folder of the paper's numbers; by default the shipped ones")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="print the tables as JSON")] = False,
+) -> None:
+    """Train what has no finished record yet, then print ours beside the paper's."""
+    from timestepper import report
+    from timestepper.cli import gather
+    from timestepper.report.claims import FOLDER
+
+    found_claims, problems = report.load_claims(claims or FOLDER)
+    records, damaged = report.load_records(results)
+    steps: list[Step] = []
+    code = 0
+    if name != "counts":
+        changes = [*(overrides or []), *([f"data.root={data_root}"] if data_root else [])]
+        steps = _steps(name, schedule is Schedule.short, tuple(changes), records, runs)
+        if list_only:
+            gather.warn(problems + damaged)
+            gather.show([_plan_table(steps, name)])
+            return
+        code = _bring_to_end(steps, results)
+        records, damaged = report.load_records(results)
+    gather.warn(problems + damaged)
+    tables = _tables(name, steps, found_claims, records)
+    if json:
+        import json as json_format
+
+        print(json_format.dumps([table.as_dict() for table in tables], indent=1, ensure_ascii=False))
+    else:
+        gather.show(tables)
+    raise typer.Exit(code)
+
+
+def _steps(name: str, short: bool, overrides: tuple[str, ...], records: list["Record"], runs: Path) -> list["Step"]:
+    from timestepper.experiment.reproduce import contents, plan
+    from timestepper.experiment.sets import open_sets
+
+    wanted = open_sets(name, short=short, overrides=overrides)
+    return plan(wanted, contents(record.path for record in records), runs)
+
+
+def _bring_to_end(steps: list["Step"], results: Path) -> int:
+    from timestepper.experiment.reproduce import bring_to_end
+
+    return bring_to_end(steps, results)
+
+
+def _plan_table(steps: list["Step"], name: str) -> "Table":
+    from timestepper.cli import gather
+    from timestepper.report.results import duration
+    from timestepper.report.tables import Cell, Table
+
+    kinds: dict[str, list[Step]] = {}
+    for step in steps:
+        kinds.setdefault(gather.describe(step.wanted.recipe), []).append(step)
+    rows = []
+    for label, same in kinds.items():
+        states = [f"seed {s.wanted.recipe.run.seed} {s.state} {s.progress}".strip() for s in same]
+        if len({(s.state, s.progress) for s in same}) == 1:
+            seeds = " ".join(str(s.wanted.recipe.run.seed) for s in same)
+            states = [f"{same[0].state} {same[0].progress} (seeds {seeds})".replace("  ", " ")]
+        tone = "good" if all(s.state == "done" for s in same) else ""
+        hours = sum(s.hours for s in same)
+        cells = (Cell("; ".join(states), tone=tone), Cell(duration(3600 * hours) if hours else ""))
+        rows.append((Cell(label), Cell(", ".join(same[0].wanted.sets)), *cells))
+    done = sum(step.state == "done" for step in steps)
+    left = duration(3600 * sum(step.hours for step in steps))
+    caption = f"{name}: {done} of {len(steps)} runs done, about {left} of GPU time to go"
+    if not steps:
+        caption = f"{name}: nothing to train, computed in seconds"
+    return Table("plan", caption, ("Run", "For", "State", "Expected GPU time"), tuple(rows))
+
+
+def _tables(name: str, steps: list["Step"], claims: "Claims", records: list["Record"]) -> list["Table"]:
+    """What a name prints."""
+    from timestepper import report
+    from timestepper.cli import gather
+    from timestepper.report.page import tables_of
+
+    counted = ("table1", "table2", "table3", "table6")
+    if name == "counts":
+        return tables_of(counted, [], claims, gather.compute(claims), counts_only=True)
+    computed = gather.compute(claims) if name in ("all", *counted) else report.Computed(solutions=gather.solutions())
+    wanted = {_kind(as_tables) for as_tables in (_recipe(step) for step in steps)}
+    shown = [record for record in records if _kind(record.recipe) in wanted]
+    names = tuple(claims) if name == "all" else (name,)
+    return tables_of(names, records, claims, computed, shown)
+
+
+def _recipe(step: "Step") -> dict:
+    from timestepper.experiment.load import as_dict
+
+    return as_dict(step.wanted.recipe)
+
+
+def _kind(recipe: dict) -> tuple:
+    data = recipe["data"]
+    return data["name"], data["batch_size"], recipe["model"]["name"], recipe["run"]["epochs"]

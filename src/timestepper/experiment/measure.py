@@ -1,0 +1,87 @@
+"""What is measured on a finished network and kept in its record: noise and stability."""
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from timestepper.engine.distributed import Group
+from timestepper.engine.runtime import Runtime, choose_device
+from timestepper.errors import RecordError
+from timestepper.experiment import build, record
+from timestepper.experiment.finish import Trained, restore
+from timestepper.stability import measured_growth, open_chain, proposition_1, robustness
+
+NOISE_LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+NOISE_DRAWS = 5
+STABILITY_IMAGES = 32
+
+
+def complete(run: Path, results: Path, wanted: Iterable[str]) -> dict[str, Any]:
+    """Add what is missing to the record of a finished run; its file in the results is replaced as a whole."""
+    path = run / record.RECORD
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path}: not readable ({error}); train the run again") from None
+    missing = [name for name in wanted if name not in content]
+    if missing:
+        trained = restore(run)
+        runtime = build.runtime(trained.recipe, choose_device(trained.recipe.runtime.device, 0), print)
+        trained.model.to(runtime.device)
+        content |= {name: _MEASURES[name](trained, runtime) for name in missing}
+        content.pop("sha256")
+        content["sha256"] = record.digest(content)
+        record.write(content, path)
+    record.write(content, results / record.file_name(content))
+    return content
+
+
+def _noise(trained: Trained, runtime: Runtime) -> dict[str, Any]:
+    """Error and loss of every draw at every level."""
+    scores = robustness.noise(trained.model, _batches(trained, runtime), NOISE_LEVELS, draws_each=NOISE_DRAWS)
+    return {
+        "levels": list(scores),
+        "error": [[score.error for score in draws] for draws in scores.values()],
+        "loss": [[score.loss for score in draws] for draws in scores.values()],
+    }
+
+
+def _stability(trained: Trained, runtime: Runtime) -> dict[str, Any]:
+    """Logarithms of Proposition 1's factors and of the measured growth, block by block, on some test images."""
+    images, labels = next(iter(_batches(trained, runtime)))
+    images, labels = images[:STABILITY_IMAGES], labels[:STABILITY_IMAGES]
+    chain = open_chain(trained.model, images)
+    bound = proposition_1(chain)
+    growth = {kind: measured_growth(chain, kind, labels=labels) for kind in ("random", "adversarial", "power")}
+    steps = record_step_sizes(trained)
+    return {
+        "blocks": [block.path for block in bound.blocks],
+        "log_bound": [block.log for block in bound.blocks],
+        "log_growth": {kind: [_log(value) for value in found.blocks] for kind, found in growth.items()},
+        "log_end_to_end": {kind: _log(found.end_to_end) for kind, found in growth.items()},
+        "step_sizes": steps,
+    }
+
+
+def record_step_sizes(trained: Trained) -> list[float]:
+    """Mean step size of every block in depth order; 1 for a plain network's."""
+    from timestepper.api import Attached, step_sizes
+
+    if not isinstance(trained.model, Attached):
+        return []
+    return [value for dt in step_sizes(trained.model).values() for value in dt.mean(1).tolist()]
+
+
+def _batches(trained: Trained, runtime: Runtime) -> Iterable[tuple[Any, Any]]:
+    group = Group(device=runtime.device)
+    return build.test_loader(trained.recipe, trained.data.test, runtime, group).epoch(0)
+
+
+def _log(value: float) -> float:
+    """A block that lets nothing through has growth zero; its logarithm stays a number."""
+    return math.log(max(value, 1e-30))
+
+
+_MEASURES: dict[str, Callable[[Trained, Runtime], dict[str, Any]]] = {"noise": _noise, "stability": _stability}
