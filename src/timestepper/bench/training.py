@@ -98,8 +98,8 @@ class TrainingStep:
 def forget() -> None:
     """Drop compiled code and cached memory, so that the next variant starts as the first one did."""
     torch._dynamo.reset()
-    gc.collect()
     if torch.cuda.is_available():
+        gc.collect()
         torch.cuda.empty_cache()
 
 

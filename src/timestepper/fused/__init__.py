@@ -1,7 +1,8 @@
-"""The LSTM controller in a handful of kernels instead of hundreds: same step sizes, same gradients.
+"""Controllers in a handful of kernels instead of hundreds: same step sizes, same gradients.
 
-Used for float32 networks on CUDA where Triton is there; elsewhere the plain PyTorch of ``controllers`` runs. Gradients
-of gradients are not supported: switch it off with ``net.fused = False``.
+One kernel describes all convolutions of a network, and a few more run the LSTM controllers of all its stages. Used for
+float32 networks on CUDA where Triton is there; elsewhere the plain PyTorch of ``controllers`` runs. Gradients of
+gradients are not supported: switch it off with ``net.fused = False``.
 """
 
 import importlib.util
@@ -32,13 +33,27 @@ def fits(weights: list[Tensor], controllers: Sequence[Controller], insist: bool 
     return False
 
 
+def step_sizes(weights: list[Tensor], controllers: Sequence[Controller], gradient: bool = True) -> list[Tensor]:
+    """Step sizes of all stages, each (L, C); the weights are those of all described convolutions in order.
+
+    ``gradient=False`` stops the gradient at the weights.
+    """
+    described = ops.describe(weights if gradient else [weight.detach() for weight in weights])
+    shapes = [controller.shape for controller in controllers]
+    if not all(type(controller) is LSTM and controller.shape.hidden <= WIDEST for controller in controllers):
+        rows = described.split([shape.sites * shape.descriptor for shape in shapes])
+        stages = zip(controllers, rows, shapes, strict=True)
+        return [controller(part.view(shape.sites, shape.descriptor)) for controller, part, shape in stages]
+    numbers = [n for shape in shapes for n in (shape.sites, shape.descriptor, shape.channels, shape.hidden)]
+    steps, _, _ = ops.lstm_steps(described, _parameters(controllers), numbers)
+    parts = steps.split([shape.sites * shape.channels for shape in shapes])
+    return [part.view(shape.sites, shape.channels) for part, shape in zip(parts, shapes, strict=True)]
+
+
 def _obstacle(weights: list[Tensor], controllers: Sequence[Controller]) -> str | None:
-    if not all(type(controller) is LSTM for controller in controllers):
-        return "only the lstm controller has kernels"
-    if any(controller.shape.hidden > WIDEST for controller in controllers):
-        return f"a stage has more than {WIDEST} hidden units"
-    parameters = [parameter for controller in controllers for parameter in controller.parameters()]
-    first = weights[0]
+    if not all(controller.reads_weights for controller in controllers):
+        return "its controller reads no weights"
+    first, parameters = weights[0], _parameters(controllers)
     if first.dtype not in (torch.float32, torch.float64) or (first.is_cuda and first.dtype == torch.float64):
         return f"the network is in {first.dtype}, not in float32"
     if not all(tensor.dtype == first.dtype and tensor.device == first.device for tensor in weights + parameters):
@@ -48,22 +63,12 @@ def _obstacle(weights: list[Tensor], controllers: Sequence[Controller]) -> str |
     return None
 
 
-def step_sizes(weights: list[Tensor], controllers: Sequence[Controller], gradient: bool = True) -> list[Tensor]:
-    """Step sizes of all stages, each (L, C); the weights are those of all described convolutions in order.
-
-    ``gradient=False`` stops the gradient at the weights.
-    """
-    shapes = [controller.shape for controller in controllers]
-    described = ops.describe(weights if gradient else [weight.detach() for weight in weights])
-    parameters = [parameter for controller in controllers for parameter in controller.parameters()]
-    numbers = [n for shape in shapes for n in (shape.sites, shape.descriptor, shape.channels, shape.hidden)]
-    steps, _, _ = ops.lstm_steps(described, parameters, numbers)
-    parts = steps.split([shape.sites * shape.channels for shape in shapes])
-    return [part.view(shape.sites, shape.channels) for part, shape in zip(parts, shapes, strict=True)]
+def _parameters(controllers: Sequence[Controller]) -> list[Tensor]:
+    return [parameter for controller in controllers for parameter in controller.parameters()]
 
 
 def _regular(weight: Tensor) -> bool:
     """Contiguous or channels-last: the taps of a filter lie at equal distances."""
-    if weight.dim() <= 3 or weight[0, 0].numel() == 1:
+    if weight.dim() <= 3 or weight.shape[2:].numel() == 1:
         return True
     return weight.dim() == 4 and weight.stride(2) == weight.shape[3] * weight.stride(3)

@@ -42,7 +42,7 @@ def backward(
     gradient: Tensor, steps: Tensor, described: Tensor, state: Tensor, table: Tensor, layout: Layout
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the parameters, flat in their order, and of the descriptors."""
-    output_gradient = gradient * steps * (1 - steps)
+    output_gradient = torch.ops.aten.sigmoid_backward(gradient, steps)
     state_gradient = torch.empty_like(state)
     described_gradient = torch.empty_like(described)
     parameter_gradient = state.new_empty(layout.parameters[-1])

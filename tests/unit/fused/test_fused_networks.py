@@ -33,10 +33,12 @@ def gradients(net, path: bool) -> dict[str, torch.Tensor]:
     return {"logits": logits.detach(), **{name: p.grad for name, p in net.named_parameters() if p.grad is not None}}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_both_paths_agree(family):
+@pytest.mark.parametrize(
+    ("family", "controller"), [*((family, "lstm") for family in FAMILIES), ("cifar resnet20", "two_fc")]
+)
+def test_both_paths_agree(family, controller):
     torch.manual_seed(0)
-    net = timestepper.attach(FAMILIES[family]().double(), "lstm")
+    net = timestepper.attach(FAMILIES[family]().double(), controller)
     plain, mine = gradients(net, False), gradients(net, True)
     assert plain.keys() == mine.keys()
     for name in plain:
@@ -122,14 +124,22 @@ def test_plain_path_runs_where_kernels_cannot(monkeypatch):
     net(IMAGES.float())
 
 
-@pytest.mark.parametrize("reason", ["controller", "half", "wide"])
+def test_stages_too_wide_for_the_kernels_agree(monkeypatch):
+    monkeypatch.setattr(fused, "WIDEST", 2)
+    monkeypatch.setattr(fused.ops, "lstm_steps", lambda *_: pytest.fail("the kernels of the LSTM ran"))
+    net = small()
+    plain, mine = gradients(net, False), gradients(net, True)
+    for name in plain:
+        torch.testing.assert_close(mine[name], plain[name], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("reason", ["controller", "half", "mixed"])
 def test_insisting_says_what_is_in_the_way(reason):
-    if reason == "controller":
-        net = timestepper.attach(CifarResNet(8), "two_fc")
-    elif reason == "half":
-        net = timestepper.attach(CifarResNet(8)).to(torch.bfloat16)
-    else:
-        net = timestepper.attach(CifarResNet(8, width=fused.WIDEST // 2), reduction=1)
+    net = timestepper.attach(CifarResNet(8), "independent" if reason == "controller" else "lstm")
+    if reason == "half":
+        net.to(torch.bfloat16)
+    if reason == "mixed":
+        net.controllers.double()
     net.fused = True
     with pytest.raises(StepSizeError, match="fused controller cannot run"):
         timestepper.step_sizes(net)
