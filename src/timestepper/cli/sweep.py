@@ -1,9 +1,12 @@
 """timestepper sweep: train several recipes at once."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from timestepper.experiment.sweep_plan import Entry
 
 
 def sweep(
@@ -11,7 +14,7 @@ def sweep(
         list[str],
         typer.Argument(
             metavar="RECIPES… [KEY=VALUE …]",
-            help="recipes, and overrides for all of them; KEY=A,B trains one run with each",
+            help="recipes or sets of runs (ablation56), and overrides for all; KEY=A,B trains one run with each",
             show_default=False,
         ),
     ],
@@ -24,7 +27,9 @@ def sweep(
         typer.Option(min=0, help="time between checkpoints, in place of what the recipes say; 0: only at the end"),
     ] = 120.0,
     override: Annotated[bool, typer.Option("--override", help="go on although a recipe has changed")] = False,
-    results: Annotated[Path | None, typer.Option(help="also write the records of finished runs here")] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="also write the records of finished runs here, and skip what has one here")
+    ] = None,
     share: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Train several recipes at once on each GPU: faster than one after the other, each as if it were alone.
@@ -44,7 +49,10 @@ def sweep(
     references, overrides = split(arguments)
     if not references:
         raise RecipeError(f"no recipe among {' '.join(arguments)}; name at least one, for example smoke/digits")
-    entries = expand(references, overrides, parse_seeds(seeds), out, checkpoint_seconds)
+    everything = expand(references, overrides, parse_seeds(seeds), out, checkpoint_seconds)
+    numbers = list(map(int, share.split(","))) if share else _without_record(everything, results)
+    if not numbers:
+        return
     # As many streams as runs reach the device side by side; by default CUDA folds them into eight.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     signals = Signals().install()
@@ -52,20 +60,32 @@ def sweep(
         from timestepper.experiment import sweep as sweeping
         from timestepper.experiment.sweep_spread import default_processes, spread
 
-        if share is None:
-            on_gpu = any(entry.recipe.runtime.device != "cpu" for entry in entries)
-            wanted = min(processes or default_processes(on_gpu), len(entries))
-            if wanted > 1:
-                raise typer.Exit(spread(sys.argv[sys.argv.index("sweep") + 1 :], wanted, signals))
-        else:
-            index, of = map(int, share.split("/"))
-            entries = entries[index::of]
-        parent = os.environ.get("TIMESTEPPER_PARENT") if share else None
-        options = sweeping.Options(
-            jobs, override, results, debug="--debug" in sys.argv, parent=int(parent) if parent else None
-        )
+        entries = [everything[number] for number in numbers]
+        on_gpu = any(entry.recipe.runtime.device != "cpu" for entry in entries)
+        wanted = 1 if share else min(processes or default_processes(on_gpu), len(entries))
+        if wanted > 1:
+            raise typer.Exit(spread(sys.argv[sys.argv.index("sweep") + 1 :], numbers, wanted, signals))
+        parent = os.getppid() if share else None
+        options = sweeping.Options(jobs, override, results, debug="--debug" in sys.argv, parent=parent)
         runs = sweeping.sweep(entries, signals, options, plain=share is not None)
         print("\n".join(sweeping.summary_lines(runs)))
         raise typer.Exit(sweeping.exit_code(runs, signals.stop))
     finally:
         signals.restore()
+
+
+def _without_record(entries: "list[Entry]", results: Path | None) -> list[int]:
+    """Which of the runs have no sound record yet."""
+    if results is None or not results.is_dir():
+        return list(range(len(entries)))
+    from timestepper import report
+    from timestepper.experiment.sets import identity
+
+    records, problems = report.load_records(results)
+    for problem in problems:
+        print(f"warning: {problem}")
+    recorded = {identity(record.recipe) for record in records}
+    left = [number for number, entry in enumerate(entries) if entry.identity not in recorded]
+    if len(left) < len(entries):
+        print(f"{len(entries) - len(left)} of {len(entries)} runs have a record in {results} and are skipped")
+    return left

@@ -1,13 +1,14 @@
-"""The runs of a sweep: every recipe, every combination of values, every seed; each with a folder of its own."""
+"""The runs of a sweep: recipes, or whole sets of runs, with every combination of values and every seed."""
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from timestepper.errors import RecipeError
-from timestepper.experiment.load import load, short_name
+from timestepper.experiment import sets
+from timestepper.experiment.load import as_dict, is_set, load, short_name
 from timestepper.experiment.schema import Recipe
 
 
@@ -19,6 +20,11 @@ class Entry:
     name: str  # the recipe's name, for the record
     recipe: Recipe
     path: Path
+
+    @property
+    def identity(self) -> str:
+        """What it shares with the record of the same run."""
+        return sets.identity(as_dict(self.recipe))
 
 
 def split(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -32,23 +38,43 @@ def expand(
 ) -> list[Entry]:
     """All runs, every recipe checked. A value such as ``none,lstm`` stands for one run with each part.
 
+    The runs of a set lie where ``reproduce`` looks for them. Of a set, ``seeds`` chooses; with a recipe, it multiplies.
     Runs save by the clock and at their end: saving after every epoch would take turns away from the others. An
     override of ``run.checkpoint_…`` brings the recipe's own rhythm back.
     """
     choices = [_alternatives(override) for override in overrides]
     by_clock = not any(override.startswith("run.checkpoint_") for override in overrides)
     entries = []
-    for reference, chosen, seed in itertools.product(references, itertools.product(*choices), seeds or (None,)):
+    for reference in references:
+        runs = _of_set(reference, overrides, seeds) if _is_set(reference) else _of_recipe(reference, choices, seeds)
+        for label, name, recipe in runs:
+            if by_clock:
+                clock = replace(
+                    recipe.run, checkpoint_steps=0, checkpoint_epochs=0, checkpoint_seconds=checkpoint_seconds
+                )
+                recipe = replace(recipe, run=clock)
+            entries.append(Entry(label, name, recipe, out / label))
+    return _each_once(entries)
+
+
+def _of_set(reference: str, overrides: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, str, Recipe]]:
+    for wanted in sets.open_sets(reference, overrides=tuple(overrides)):
+        if not seeds or wanted.recipe.run.seed in seeds:
+            yield wanted.folder, wanted.name, wanted.recipe
+
+
+def _of_recipe(reference: str, choices: list[list[str]], seeds: Sequence[int]) -> Iterator[tuple[str, str, Recipe]]:
+    name = short_name(reference)
+    for chosen in itertools.product(*choices):
         varied = [text for text, options in zip(chosen, choices, strict=True) if len(options) > 1]
-        extra = [] if seed is None else [f"run.seed={seed}"]
-        recipe, name = load(reference, [*chosen, *extra]), short_name(reference)
-        if by_clock:
-            run = replace(recipe.run, checkpoint_steps=0, checkpoint_epochs=0, checkpoint_seconds=checkpoint_seconds)
-            recipe = replace(recipe, run=run)
-        parts = [name, *map(_folder_name, varied), *([] if seed is None else [f"seed{seed}"])]
-        entries.append(Entry("/".join(parts), name, recipe, out.joinpath(*parts)))
-    _refuse_twins(entries)
-    return entries
+        for seed in seeds or (None,):
+            own = [] if seed is None else [f"run.seed={seed}"]
+            parts = [name, *map(_folder_name, varied), *([] if seed is None else [f"seed{seed}"])]
+            yield "/".join(parts), name, load(reference, [*chosen, *own])
+
+
+def _is_set(reference: str) -> bool:
+    return reference in sets.names() or (Path(reference).is_file() and is_set(Path(reference)))
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -72,9 +98,12 @@ def _folder_name(override: str) -> str:
     return re.sub(r"[^\w.=+-]", "-", override)
 
 
-def _refuse_twins(entries: list[Entry]) -> None:
-    seen: dict[Path, Entry] = {}
+def _each_once(entries: list[Entry]) -> list[Entry]:
+    """Sets may ask for the same run; different runs cannot share a folder."""
+    found: dict[Path, Entry] = {}
     for entry in entries:
-        if entry.path in seen:
-            raise RecipeError(f"{entry.label} is asked for twice; two runs cannot share the folder {entry.path}")
-        seen[entry.path] = entry
+        if found.setdefault(entry.path, entry).recipe != entry.recipe:
+            raise RecipeError(
+                f"two different recipes would share the folder {entry.path}; give their files other names"
+            )
+    return list(found.values())

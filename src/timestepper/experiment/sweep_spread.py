@@ -1,4 +1,4 @@
-"""A sweep over several GPUs: one process for each, which takes every n-th run."""
+"""A sweep over several GPUs: one process for each, with its share of the runs."""
 
 import os
 import signal
@@ -17,13 +17,13 @@ def default_processes(on_gpu: bool) -> int:
     return max(1, torch.cuda.device_count()) if on_gpu else 1
 
 
-def spread(arguments: Sequence[str], processes: int, signals: Signals) -> int:
-    """Start this command once per process, each with its share and its GPU; the worst of their exit codes."""
+def spread(arguments: Sequence[str], numbers: Sequence[int], processes: int, signals: Signals) -> int:
+    """Start this command once per process, each with its share of the runs and its GPU; the worst exit code."""
     # Sessions of their own: Ctrl-C reaches this process alone, which passes it on once (twice means: leave at once).
     children = [
         subprocess.Popen(
-            [sys.executable, "-m", "timestepper", "sweep", *arguments, "--share", f"{index}/{processes}"],
-            env=os.environ | _gpu(index) | {"TIMESTEPPER_PARENT": str(os.getpid())},
+            [sys.executable, "-m", "timestepper", "sweep", *arguments, "--share", _share(numbers[index::processes])],
+            env=os.environ | _gpu(index),
             start_new_session=True,
         )
         for index in range(processes)
@@ -47,6 +47,10 @@ def spread(arguments: Sequence[str], processes: int, signals: Signals) -> int:
             name = signal.Signals(-code).name
             print(f"error: process {index} of the sweep was ended by {name}; run it again to go on", file=sys.stderr)
     return max(code if code >= 0 else 1 for code in codes)
+
+
+def _share(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))
 
 
 def _gpu(index: int) -> dict[str, str]:
