@@ -79,6 +79,14 @@ def attempt() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
 
+def advice() -> str | None:
+    """What to set before starting a job on several machines, where it is not set."""
+    local, world = (os.environ.get(name, "1") for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    if local == world or os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1":
+        return None
+    return "several machines: start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, else its restarts may fail"
+
+
 def start(device: torch.device, timeout_seconds: float) -> Group:
     """Join the process group where torchrun started us; call :func:`stop` in a ``finally``."""
     if not launched():

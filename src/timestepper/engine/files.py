@@ -59,6 +59,6 @@ def disk_full(path: Path, need: int) -> DiskFullError:
     except OSError:
         free = "free space is unknown"
     return DiskFullError(
-        f"No space left for {path}: need {need / 1e6:.1f} MB, {free} (or a file size limit applies); "
+        f"No space left for {path}: need {need / 1e6:.3g} MB, {free} (or a file size limit applies); "
         "make room and run the same command again"
     )

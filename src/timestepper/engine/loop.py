@@ -24,7 +24,7 @@ from timestepper.engine.runtime import Runtime
 from timestepper.engine.schedule import Schedule
 from timestepper.engine.signals import Signals
 from timestepper.engine.step import Row, UpdateStep
-from timestepper.errors import DivergedError
+from timestepper.errors import CheckpointError, DivergedError
 
 _LAG = 16  # steps that the host may be ahead of the device
 
@@ -112,15 +112,18 @@ class Training:
     def load(self, state: dict[str, Any] | None) -> None:
         """Continue from a state of rank 0 (None: from the start); every other rank gets it from there."""
         position = torch.zeros(2, dtype=torch.int64, device=self.runtime.device)
+        momentum = optimisers.momentum_of(self.optimiser)
         if state is not None:
+            if len(momentum) != len(state["momentum"]):
+                raise CheckpointError("optimiser.momentum cannot change from or to 0 within a run; start another run")
             self.model.load_state_dict(state["model"])
             with torch.no_grad():
-                for buffer, saved in zip(optimisers.momentum_of(self.optimiser), state["momentum"], strict=True):
+                for buffer, saved in zip(momentum, state["momentum"], strict=True):
                     buffer.copy_(saved)
             position += torch.tensor([state["step"], state["epochs_done"]], device=position.device)
             self.interval, self.whole_epoch = Sums(state["interval"]), Sums(state["epoch"])
             self.best = dict(state["best"])
-        self.group.broadcast([*self.model.state_dict().values(), *optimisers.momentum_of(self.optimiser), position])
+        self.group.broadcast([*self.model.state_dict().values(), *momentum, position])
         self.step, self.epochs_done = position.tolist()
 
     def save(self) -> None:

@@ -20,7 +20,7 @@ class JsonLines:
     def __init__(self, path: Path, size: int = 0):
         self.path = path
         try:
-            self._file = open(path, "ab")  # noqa: SIM115
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (no second try of a failed write at exit)
             present = self._file.tell()
             if present < size:
                 raise CheckpointError(
@@ -35,8 +35,9 @@ class JsonLines:
     def write(self, line: dict[str, Any]) -> None:
         """Add a line."""
         try:
-            self._file.write((json.dumps(line) + "\n").encode())
-            self._file.flush()
+            rest = (json.dumps(line) + "\n").encode()
+            while rest:
+                rest = rest[self._file.write(rest) :]
         except OSError as error:
             raise explain(error, self.path, 1000) from error
 

@@ -54,7 +54,10 @@ class Display:
     def epoch(self, epoch: int, epochs: int, figures: Mapping[str, float], columns: Mapping[str, float]) -> None:
         """An epoch has ended; ``columns`` stay visible during the next."""
         self._extra = "  ".join(f"{name} {value:.3f}" for name, value in columns.items())
-        text = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
+        text = "  ".join(
+            f"{name} {value:.2%}" if name.endswith("error") else f"{name} {value:.4f}"
+            for name, value in figures.items()
+        )
         speed = f"{self._speed.value:,.0f} images/s"
         self.say("  ".join(part for part in (f"epoch {epoch}/{epochs}", text, self._extra, speed) if part))
 

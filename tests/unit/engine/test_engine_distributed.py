@@ -110,3 +110,12 @@ def test_nobody_answers(monkeypatch, unused_port):
         monkeypatch.setenv(name, str(value))
     with pytest.raises(DistributedError, match="rank 1 cannot reach the other processes"):
         distributed.start(torch.device("cpu"), 1)
+
+
+def test_several_machines_are_told_what_to_set(monkeypatch):
+    assert distributed.advice() is None
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in distributed.advice()
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    assert distributed.advice() is None

@@ -1,6 +1,7 @@
 import itertools
 import json
 import math
+import resource
 import shutil
 import signal
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from timestepper.engine.loop import Interrupted, Observation
 from timestepper.engine.signals import Signals
-from timestepper.errors import CheckpointError, DivergedError
+from timestepper.errors import CheckpointError, DiskFullError, DivergedError
 
 TOTAL = EPOCHS * STEPS
 
@@ -255,6 +256,25 @@ def test_a_log_that_is_shorter_than_its_checkpoint_is_an_error(tmp_path):
     (tmp_path / "run/metrics.jsonl").write_text("")
     with pytest.raises(CheckpointError, match=r"metrics\.jsonl has 0 bytes"):
         training(tmp_path / "run")
+
+
+def test_a_log_that_cannot_grow_is_a_full_disk(tmp_path):
+    run = training(tmp_path / "run")
+    steps = run.steps()
+    next(steps)
+    size = (tmp_path / "run/metrics.jsonl").stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))
+    try:
+        with pytest.raises(DiskFullError, match=r"No space left for .*metrics\.jsonl"):
+            next(steps)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    close(run)
+    again = training(tmp_path / "run")
+    again.run()
+    close(again)
+    assert [line["step"] for line in lines(tmp_path / "run") if line["kind"] == "step"] == list(range(1, TOTAL + 1))
 
 
 def test_times_are_kept_apart_and_cover_every_image(tmp_path):

@@ -19,7 +19,7 @@ def test_one_plain_line_per_epoch_where_there_is_no_terminal(capsys):
     show(Display())
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
-    assert lines[0].startswith("epoch 1/10  train loss 2.5000  test error 0.5000  dt layer1 0.480  ")
+    assert lines[0].startswith("epoch 1/10  train loss 2.5000  test error 50.00%  dt layer1 0.480  ")
     assert lines[0].endswith(" images/s")
     assert lines[1] == "a note with [brackets]"
 
