@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 # -- Section 2: a residual network as a dynamical system ---------------------------------------------------------------
 
@@ -69,7 +70,7 @@ def descriptor(weight: Tensor) -> Tensor:
 
 def input_transform(described: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Eq. 10. x = relu(W_in w + b_in), for all depths at once: (L, D) to (L, C/r)."""
-    return torch.relu(described @ weight.mT + bias)
+    return torch.relu(_affine(described, weight, bias))
 
 
 def lstm_cell(x_gates: Tensor, h: Tensor, c: Tensor, weight_h: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,7 +85,7 @@ def lstm_cell(x_gates: Tensor, h: Tensor, c: Tensor, weight_h: Tensor) -> tuple[
 
 def lstm(x: Tensor, weight_x: Tensor, weight_h: Tensor, bias: Tensor) -> Tensor:
     """Eq. 11 over the depth of a stage, from h = c = 0: (L, H) to (L, H)."""
-    x_gates = x @ weight_x.mT + bias
+    x_gates = _affine(x, weight_x, bias)
     h = c = x.new_zeros(x.shape[1])
     hidden = []
     for gates in x_gates.unbind():
@@ -95,7 +96,16 @@ def lstm(x: Tensor, weight_x: Tensor, weight_h: Tensor, bias: Tensor) -> Tensor:
 
 def output_transform(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Eq. 12. dt = sigmoid(W_out h + b_out), in (0, 1): (L, C/r) to (L, C)."""
-    return torch.sigmoid(hidden @ weight.mT + bias)
+    return torch.sigmoid(_affine(hidden, weight, bias))
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """W x + b as one operation, for one matrix or a batch of them (one per site).
+
+    Not ``x @ W.mT + b``: for a stage of one site, inductor (torch 2.11 to 2.15) writes the sum over the product and
+    then reads it in the backward pass, which gives silently wrong gradients.
+    """
+    return torch.baddbmm(bias, x, weight.mT) if weight.dim() == 3 else functional.linear(x, weight, bias)
 
 
 def stepped_forward(shortcut: Tensor, branch: Tensor, step_size: Tensor) -> Tensor:

@@ -34,16 +34,13 @@ def save_controllers(net: nn.Module, path: str | Path) -> Path:
 def load_controllers(model: nn.Module, path: str | Path) -> Attached:
     """Attach saved controllers to the network that they were made for."""
     path = Path(path)
+    beside = path.with_suffix(".json")
     try:
-        description = json.loads(path.with_suffix(".json").read_text())
+        description = json.loads(beside.read_text())
     except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path.with_suffix('.json')}: cannot be read as the JSON of controllers: {error}"
-        ) from None
+        raise CheckpointError(f"{beside}: cannot be read as the description of controllers: {error}") from None
     if description.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{path.with_suffix('.json')}: format {description.get('format')} is not {FORMAT}; update timestepper"
-        )
+        raise CheckpointError(f"{beside}: format {description.get('format')} is not {FORMAT}; update timestepper")
     tensors = read_tensors(path)
     net = attach(
         model,

@@ -47,9 +47,10 @@ def test_every_family_compiles_to_one_full_graph(family):
 
 
 @pytest.mark.slow
-def test_inductor_compiles_a_training_step():
+@pytest.mark.parametrize("kind", ["lstm", "two_fc"])
+def test_inductor_gives_the_right_gradients_for_stages_of_one_site(kind):
     torch.manual_seed(0)
-    net = timestepper.attach(CifarResNet(8, num_classes=5, width=4)).double()
+    net = timestepper.attach(CifarResNet(8, num_classes=5, width=4), kind).double()
     images, labels = batch(pixels=8)[0].double(), batch()[1]
     compiled = torch.compile(copy.deepcopy(net), fullgraph=True)
     F.cross_entropy(compiled(images), labels).backward()

@@ -1,0 +1,88 @@
+"""The numbers that must come out: parameters and multiply-adds of the paper's networks."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import timestepper
+from timestepper.adapters import create_model
+
+# name: lstm train, with step sizes, plain (millions), GFLOPs with the original stride. docs/decisions/0002-gflops.md has
+# the three GFLOPs (ResNet-101, SENet-50 and -101) whose last digit the paper prints differently.
+PAPER = {
+    "timm/resnet18": (13.52, 11.69, 11.69, 1.81),
+    "timm/resnet34": (23.63, 21.80, 21.80, 3.66),
+    "timm/resnet50": (27.83, 25.57, 25.56, 3.86),
+    "timm/resnet101": (46.82, 44.58, 44.55, 7.57),
+    "timm/resnext50_32x4d": (27.47, 25.04, 25.03, 3.77),
+    "timm/resnext101_32x4d": (46.62, 44.21, 44.18, 7.51),
+    "timm/seresnet50": (30.36, 28.10, 28.09, 3.86),
+    "timm/seresnet101": (51.60, 49.36, 49.33, 7.57),
+}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_counts(name):
+    found = timestepper.summary(timestepper.attach(create_model(name, original_stride=True)))
+    counts = (found.parameters_train, found.parameters_with_steps, found.parameters_folded)
+    assert tuple(round(count / 1e6, 2) for count in counts) == PAPER[name][:3]
+    assert round(found.gflops, 2) == PAPER[name][3]
+
+
+def test_counts_of_the_other_controllers_and_strides():
+    model = create_model("timm/resnet50")
+    assert round(timestepper.summary(timestepper.attach(model, "two_fc")).parameters_train / 1e6, 2) == 31.23
+    found = timestepper.summary(timestepper.attach(model, "independent"))
+    assert round(found.parameters_train / 1e6, 2) == 25.57
+    assert found.gflops_controller == 0
+    assert round(found.gflops, 2) == 4.09  # timm strides in the 3x3
+
+
+def test_the_summary_shows_what_is_there():
+    found = timestepper.summary(timestepper.attach(create_model("cifar/resnet20"), "fixed(0.25)"), (3, 32, 32))
+    assert [len(stage.sites) for stage in found.stages] == [3, 3, 3]
+    assert found.stages[0].sites[0] == "layer1.0"
+    assert [stage.evolution_time for stage in found.stages] == [0.75] * 3
+    assert "T 0.750: 0.250 0.250 0.250" in str(found)
+
+
+def test_evolution_time_is_the_sum_over_depth():
+    net = timestepper.attach(create_model("cifar/resnet20"), "fixed(0.25)")
+    assert timestepper.evolution_time(net) == {"layer1": 0.75, "layer2": 0.75, "layer3": 0.75}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "timestepper", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_inspect_prints_json():
+    found = json.loads(run("inspect", "cifar/resnet20", "--controller", "two_fc", "--json").stdout)
+    assert found["name"] == "cifar/resnet20"
+    assert found["controller"] == "two_fc"
+    assert [stage["descriptor"] for stage in found["stages"]] == [288, 576, 1152]
+
+
+def test_inspect_prints_a_table():
+    text = run("inspect", "cifar/densenet40").stdout
+    assert "block3.11" in text
+    assert "parameters" in text
+    assert "T = 1" in text
+
+
+def test_a_mistake_is_one_line_on_stderr_and_exit_2():
+    result = run("inspect", "cifar/resnet21")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert (
+        result.stderr == "error: cifar/resnet21: a CIFAR ResNet has 6n+2 layers (8, 14, 20, 32, 56, 110, ...), not 21\n"
+    )
+    assert "Traceback" in run("inspect", "cifar/resnet21", "--debug").stderr
+
+
+def test_help_does_not_import_torch():
+    code = "import sys, timestepper.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
