@@ -1,0 +1,130 @@
+"""What the fault tests share: the command line in this process, and one uninterrupted run of each kind to compare with."""
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+# Before the server that the processes are forked from starts: one thread, whoever computes.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import processes
+import runs
+from counts import SLACK
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    def refused(self, code: int = 2) -> str:
+        """The message of an error a user can understand: one line, no traceback, this exit code."""
+        assert self.code == code, f"exit {self.code}\n{self.out}\n{self.err}"
+        return message_of(self.err)
+
+
+def message_of(stderr: str) -> str:
+    """The one error line of a command; a traceback beside it is a fault."""
+    errors = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, stderr
+    assert "Traceback" not in stderr
+    return errors[0].removeprefix("error: ")
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Run a command in this process, on real files."""
+    from timestepper.cli import main
+
+    def call(*arguments: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["timestepper", *arguments])
+        capfd.readouterr()
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return Outcome(code, *capfd.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def chance(request: pytest.FixtureRequest) -> random.Random:
+    """Random numbers of a test: others at every run in a soak, where $TIMESTEPPER_SEED does not fix them."""
+    full = "full" in request.node.name
+    seed = int(os.environ.get("TIMESTEPPER_SEED", time.time_ns() % 2**32 if full else 0))
+    print(f"TIMESTEPPER_SEED={seed}")
+    return random.Random(seed)
+
+
+@pytest.fixture
+def figure(request: pytest.FixtureRequest):
+    """Note what a test has measured, in the file that $TIMESTEPPER_FIGURES names (for docs/reliability.md)."""
+
+    def note(**values: object) -> None:
+        if path := os.environ.get("TIMESTEPPER_FIGURES"):
+            with open(path, "a") as file:
+                file.write(json.dumps({"test": request.node.name, **values}) + "\n")
+
+    return note
+
+
+@pytest.fixture
+def within():
+    """``with within(5) as watch``: fail where a block takes longer, with slack for a busy machine."""
+
+    @contextmanager
+    def block(seconds: float):
+        watch = Watch()
+        yield watch
+        watch.seconds = round(time.monotonic() - watch.start, 2)
+        assert watch.seconds <= seconds * SLACK, f"took {watch.seconds:.1f} s, allowed {seconds} (times {SLACK:g})"
+
+    return block
+
+
+class Watch:
+    """A stopwatch."""
+
+    def __init__(self) -> None:
+        self.start = time.monotonic()
+        self.seconds = 0.0
+
+
+# -- uninterrupted runs, one of each kind ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on the digits, one process."""
+    return _finished(tmp_path_factory.mktemp("digits"), runs.DIGITS)
+
+
+@pytest.fixture(scope="session")
+def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Digits as image files."""
+    return runs.write_digit_folder(tmp_path_factory.mktemp("images") / "root")
+
+
+@pytest.fixture(scope="session")
+def folder_run(tmp_path_factory: pytest.TempPathFactory, image_folder: Path) -> Path:
+    """A finished run on image files, two workers."""
+    return _finished(tmp_path_factory.mktemp("folder"), runs.folder_recipe(image_folder))
+
+
+def _finished(folder: Path, recipe: list[str]) -> Path:
+    with processes.command(runs.train(folder / "run", recipe=recipe), folder) as job:
+        assert job.wait() == 0, job.stderr
+    return folder / "run"

@@ -1,0 +1,38 @@
+"""How often every fault is injected: a short count for the default run, the full count behind ``pytest -m soak``.
+
+The one place for these figures. ``@count("T7")`` gives a test both.
+"""
+
+import os
+
+import pytest
+
+COUNTS = {  # name: (default, full)
+    "T1": (4, 50),  # kills
+    "T2": (1, 12),  # kills of the whole group
+    "T3": (4, 50),  # kills inside a save
+    "T7": (4, 100),  # truncations
+    "T8": (300, 300),  # flipped bits; a third as many zeroed pages
+    "T9": (300, 300),  # the same on exported weights
+    "T13": (2, 50),  # kills inside a save on another file system
+    "T15": (2, 10),  # second starts, and kills of the first
+    "T16": (2, 20),  # signals to a run with two workers
+    "T17": (1, 10),  # kills of one rank
+    "T18": (1, 10),  # kills of one rank with restarts allowed
+    "T20": (1, 20),  # normal ends of two ranks
+    "T27": (3, 20),  # kills inside an export
+    "T30": (6, int(os.environ.get("TIMESTEPPER_SOAK_SECONDS", 7200))),  # seconds of random faults
+}
+
+# The time limits hold on a machine that does nothing else; a busy one is given this much more.
+SLACK = float(os.environ.get("TIMESTEPPER_TIME_SLACK", 4))
+
+
+def count(name: str) -> pytest.MarkDecorator:
+    """Run a test with the default count, and under the marker ``soak`` with the full one."""
+    short, full = COUNTS[name]
+    cases = [pytest.param(short, id=f"{short}")]
+    if full > short:
+        patience = pytest.mark.timeout(max(3600, 2 * full))
+        cases.append(pytest.param(full, id=f"{full}-full", marks=[pytest.mark.soak, patience]))
+    return pytest.mark.parametrize("times", cases)

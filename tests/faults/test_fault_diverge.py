@@ -1,0 +1,142 @@
+"""A loss or a gradient that is not finite: T14."""
+
+import functools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import runs
+import torch
+from processes import command, fork, torchrun
+from torch import Tensor, nn
+
+from timestepper.engine import distributed
+from timestepper.engine.journal import FolderJournal, Journal
+from timestepper.engine.loop import Plan, Training
+from timestepper.engine.optimiser import Group, build
+from timestepper.engine.progress import Display
+from timestepper.engine.rundir import RunDirectory
+from timestepper.engine.runtime import Runtime
+from timestepper.engine.schedule import Schedule
+from timestepper.errors import DivergedError
+
+BAD_STEP = 6  # counted from 1
+DIVERGING = [*runs.DIGITS, "optimiser.lr=1e30"]
+
+
+class Batches:
+    """Random images; one batch of one rank is spoilt."""
+
+    samples, steps = 80, 10
+
+    def __init__(self, spoil: float | None):
+        self.spoil = spoil
+
+    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        for step in range(first_step, self.steps):
+            images = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+            if self.spoil is not None and step + 1 == BAD_STEP:
+                images[0, 0] = self.spoil
+            yield images, torch.arange(8) % 3
+
+
+class Root(nn.Module):
+    """A linear layer behind a square root: where the root meets a zero, the loss is finite and its gradient is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layer((images * self.scale).abs().sqrt())
+
+
+def train_one_rank(spoilt_rank: int, spoil: float, run: Path) -> None:
+    """One of two processes; only the spoilt one sees the bad batch."""
+    torch.manual_seed(0)
+    group = distributed.start(torch.device("cpu"), 20)
+    folder = RunDirectory(run) if group.rank == 0 else None
+    journal = None
+    if folder is not None:
+        options = {"identity": {"model": "root"}, "recipe": "", "steps": 10, "epochs": 1, "tensorboard": False}
+        journal = FolderJournal(folder, display=Display(quiet=True), **options)
+        journal.open(journal.find())
+    model = Root()
+    training = Training(
+        model,
+        build({"all": Group(model.parameters())}, lr=0.1),
+        Schedule(lr=0.1, epochs=1, steps_per_epoch=10, law="constant"),
+        Batches(spoil if group.rank == spoilt_rank else None),
+        None,
+        plan=Plan(log_steps=1, checkpoint_steps=1),
+        runtime=Runtime(torch.device("cpu")),
+        journal=journal or Journal(),
+        group=group,
+    )
+    training.load(None)
+    before = {}
+    try:
+        for step in training.steps():
+            before = {name: tensor.clone() for name, tensor in model.state_dict().items()} | {"step": step}
+    except DivergedError as error:
+        untouched = all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+        print(f"{before['step']} {untouched} {error}")
+        raise SystemExit(1) from None
+    finally:
+        distributed.stop()
+
+
+@pytest.mark.parametrize(("kind", "spoil"), [("loss", float("nan")), ("gradient", 0.0)])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_t14_one_bad_rank_stops_all_before_the_update(kind, spoil, rank, tmp_path, unused_port, within, figure):
+    run = tmp_path / "run"
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port), "WORLD_SIZE": "2"}
+    main = functools.partial(train_one_rank, rank, spoil, run)
+    with within(10) as watch:
+        jobs = [fork(main, tmp_path, {**address, "RANK": str(number)}) for number in range(2)]
+        assert [job.wait(60) for job in jobs] == [1, 1], jobs[0].stderr + jobs[1].stderr
+    for job in jobs:
+        last, untouched, message = job.stdout.split(" ", 2)
+        assert (last, untouched) == (str(BAD_STEP - 1), "True")
+        assert message.startswith(f"step {BAD_STEP}: loss {'nan' if kind == 'loss' else ''}")
+        assert "at learning rate 0.1" in message
+        if kind == "loss":
+            assert f"on rank {rank} " in message
+        else:
+            assert "gradient norm inf" in message or "gradient norm nan" in message
+    assert runs.newest(run)["step"] == BAD_STEP - 1
+    assert all(bool(tensor.isfinite().all()) for tensor in runs.newest(run)["model"].values())
+    figure(seconds=watch.seconds)
+
+
+def test_t14_a_diverging_run_says_where_and_saves_no_nan(tmp_path, cli):
+    run = tmp_path / "run"
+    outcome = cli(*runs.train(run, "run.checkpoint_steps=1", recipe=DIVERGING))
+    message = outcome.refused(1)
+    assert message.startswith("step ")
+    assert "at learning rate 1e+30" in message
+    assert "on rank 0" in message
+    assert runs.state_of(run) == "failed"
+    for path in runs.checkpoints(run):
+        state = runs.read(path)
+        assert all(bool(t.isfinite().all()) for t in [*state["model"].values(), *state["momentum"]])
+
+
+def test_t14_torchrun_does_not_go_round_in_circles(tmp_path, within, figure):
+    run = tmp_path / "run"
+    with torchrun(runs.train(run, recipe=DIVERGING), tmp_path, "--max-restarts", "3") as job:
+        while runs.state_of(run) not in ("failed", "killed") and job.poll() is None:
+            job.offspring()
+            time.sleep(0.05)
+        with within(10) as watch:
+            assert job.wait() != 0
+        assert job.survivors() == []
+        errors = [line for line in job.stderr.splitlines() if line.startswith("error: ")]
+    diverged = [line for line in errors if line.startswith("error: step ")]
+    assert len(diverged) == 2, errors  # each rank once, whatever the restarts
+    assert all(line.startswith("error: not restarted, because") for line in errors if line not in diverged)
+    figure(seconds=watch.seconds)
+    with command(runs.train(run, "optimiser.lr=0.1", "--override", recipe=runs.DIGITS), tmp_path) as job:
+        assert job.wait() == 0, job.stderr
