@@ -9,7 +9,7 @@ import pytest
 import timestepper
 from timestepper.adapters import create_model
 
-# name: lstm train, with step sizes, plain (millions), GFLOPs with the original stride. docs/decisions/0002-gflops.md has
+# lstm train, with step sizes, plain (millions); GFLOPs with the original stride. docs/decisions/0002-gflops.md has
 # the three GFLOPs (ResNet-101, SENet-50 and -101) whose last digit the paper prints differently.
 PAPER = {
     "timm/resnet18": (13.52, 11.69, 11.69, 1.81),

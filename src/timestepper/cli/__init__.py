@@ -17,6 +17,7 @@ app = typer.Typer(
 
 # Each module holds a function of its own name, which is the command.
 COMMANDS = (
+    "demo",
     "inspect",
     "train",
     "sweep",

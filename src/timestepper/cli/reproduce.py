@@ -111,7 +111,9 @@ def _tables(name: str, steps: list["Step"], claims: "Claims", records: list["Rec
     counted = ("table1", "table2", "table3", "table6")
     if name == "counts":
         return tables_of(counted, [], claims, gather.compute(claims), counts_only=True)
-    computed = gather.compute(claims) if name in ("all", *counted) else report.Computed(solutions=gather.solutions())
+    computed = gather.compute(claims) if name in ("all", *counted) else report.Computed()
+    if name == "fig1":
+        computed = report.Computed(solutions=gather.solutions())
     wanted = {_kind(as_tables) for as_tables in (_recipe(step) for step in steps)}
     shown = [record for record in records if _kind(record.recipe) in wanted]
     names = tuple(claims) if name == "all" else (name,)

@@ -1,0 +1,265 @@
+"""timestepper stability: the paper's theory, computed for a network or a run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+FIGURE_1 = "figure1"
+BATCH = 250  # images at a time in the robustness figures; changes no result
+
+
+def stability(
+    net_or_run: Annotated[
+        str,
+        typer.Argument(
+            help="LIBRARY/MODEL, a run directory, or figure1 for the paper's Figure 1", metavar="NET_OR_RUN"
+        ),
+    ],
+    controller: Annotated[str, typer.Option(help="for a model name: lstm, two_fc, …, fixed(0.01) or none")] = "none",
+    weights: Annotated[Path | None, typer.Option(help="for a model name: plain weights, a .safetensors file")] = None,
+    data: Annotated[str | None, typer.Option(help="digits, cifar10, …; a run has its own; else random inputs")] = None,
+    root: Annotated[Path | None, typer.Option(help="where the data set is")] = None,
+    input_size: Annotated[int | None, typer.Option(help="pixels of random inputs; 32 for cifar/, else 224")] = None,
+    samples: Annotated[int, typer.Option(help="images for growth and gradients", min=1)] = 8,
+    bound: Annotated[bool, typer.Option(help="Proposition 1; leave it out for layers without a known norm")] = True,
+    noise: Annotated[bool, typer.Option("--noise", help="error over Gaussian noise")] = False,
+    attacks: Annotated[bool, typer.Option("--attacks", help="error under FGSM and PGD")] = False,
+    corruptions: Annotated[bool, typer.Option("--corruptions", help="error on six common corruptions")] = False,
+    images: Annotated[int | None, typer.Option(help="test images for these three; by default all", min=1)] = None,
+    plot: Annotated[Path | None, typer.Option(help="draw bound, growth and step sizes over depth")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Bound, measured growth, Euler condition, gradient shares and robustness of a network, with its step sizes."""
+    import json as json_format
+
+    from timestepper.engine.runtime import choose_device
+    from timestepper.stability import analyse, plot_depth
+
+    if net_or_run == FIGURE_1:
+        _figure_1(plot, json)
+        return
+    if Path(net_or_run).is_dir():
+        subject = load_run(Path(net_or_run))
+    else:
+        subject = load_model(net_or_run, controller, weights, data, root)
+    place = choose_device(device)
+    subject.net.to(place)
+    inputs, labels = subject.first(samples, input_size or (32 if net_or_run.startswith("cifar/") else 224), place)
+    found = {"name": net_or_run, **analyse(subject.net, inputs, labels, bound=bound)}
+    found |= _robustness(subject, images, place, noise=noise, attacks=attacks, corruptions=corruptions)
+    if plot is not None:
+        plot_depth(plot, found, net_or_run)
+    if json:
+        print(json_format.dumps(found, indent=2))
+    else:
+        _print(found)
+
+
+@dataclass
+class Subject:
+    """What is looked at: a network and the test images that belong to it, if any."""
+
+    net: Any
+    images: Any = None
+
+    def batches(self, count: int | None, batch: int, device: Any):
+        """The first ``count`` test images, normalised; a label of -1 marks an empty slot."""
+        from itertools import islice
+
+        from timestepper import data
+
+        count = min(count or len(self.images), len(self.images))
+        loader = data.loader(self.images, batch_size=min(batch, count), seed=0, training=False, device=device)
+        left = count
+        for images, labels in islice(loader.epoch(0), -(-count // min(batch, count))):
+            labels = labels.clone()
+            labels[left:] = -1
+            left = max(0, left - len(labels))
+            yield images, labels
+
+    def first(self, samples: int, pixels: int, device: Any) -> tuple[Any, Any]:
+        """A few inputs and their labels; random ones, without labels, where there is no data set."""
+        import torch
+
+        if self.images is not None:
+            return next(self.batches(samples, samples, device))
+        channels = next(p for p in self.net.parameters() if p.dim() == 4).shape[1]
+        noise = torch.randn(samples, channels, pixels, pixels, generator=torch.Generator().manual_seed(0))
+        return noise.to(device), None
+
+
+def load_run(path: Path) -> Subject:
+    """The network and the test images of a run directory, with the weights of its newest sound checkpoint."""
+    from timestepper.experiment.finish import restore
+
+    trained = restore(path, say=lambda line: typer.echo(line, err=True))
+    return Subject(trained.model, trained.data.test)
+
+
+def load_model(name: str, controller: str, weights: Path | None, data: str | None, root: Path | None) -> Subject:
+    """A network by name, with random or saved weights, and the test images of a data set."""
+    import torch
+
+    import timestepper
+    from timestepper.adapters import create_model
+    from timestepper.data import open_dataset
+    from timestepper.saving import load_folded
+
+    images = open_dataset(data, root).test if data else None
+    options: dict[str, Any] = (
+        {"num_classes": images.classes, "in_chans": images.input_shape[0]} if images is not None else {}
+    )
+    torch.manual_seed(0)
+    net = create_model(name, **options)
+    if weights is not None:
+        net = load_folded(net, weights)
+    return Subject(net if controller == "none" else timestepper.attach(net, controller), images)
+
+
+def _robustness(subject: Subject, count: int | None, device: Any, *, noise: bool, attacks: bool, corruptions: bool):
+    """The figures that were asked for, as plain data."""
+    from dataclasses import asdict
+
+    from timestepper.errors import StabilityError
+    from timestepper.stability import Pixels, robustness
+
+    if not (noise or attacks or corruptions):
+        return {}
+    if subject.images is None:
+        raise StabilityError("noise, attacks and corruptions need test images; give --data (digits needs no download)")
+    scale = Pixels(subject.images.mean, subject.images.std)
+    found: dict[str, Any] = {}
+    if noise:
+        scores = robustness.noise(subject.net, subject.batches(count, BATCH, device))
+        found["noise"] = [{"level": level, "draws": [asdict(s) for s in each]} for level, each in scores.items()]
+    if attacks:
+        attacked = robustness.attacks(subject.net, subject.batches(count, BATCH, device), scale)
+        found["attacks"] = [
+            {"attack": name, "epsilon": epsilon, **asdict(score)}
+            for name, by_epsilon in attacked.items()
+            for epsilon, score in by_epsilon.items()
+        ]
+    if corruptions:
+        corrupted = robustness.corrupted(subject.net, subject.batches(count, BATCH, device), scale)
+        found["corruptions"] = [
+            {"corruption": name, "severity": severity, **asdict(score)}
+            for name, each in corrupted.items()
+            for severity, score in enumerate(each, 1)
+        ]
+    return found
+
+
+def _print(found: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console()
+    console.print(_block_table(found))
+    _print_summary(console, found)
+    for name in ("noise", "attacks", "corruptions"):
+        if name in found:
+            console.print(_score_table(name, found[name]))
+
+
+COLUMNS = {
+    "bound": lambda b: _exp(b.get("log")),
+    "no steps": lambda b: _exp(b.get("log_without_steps")),
+    "worst": lambda b: _number(b["growth_power"]),
+    "adversarial": lambda b: _number(b["growth_adversarial"]),
+    "random": lambda b: _number(b["growth_random"]),
+    "max|1+hλ|": lambda b: _number(b["euler_radius"]) + (" stable" if b["euler_stable"] else ""),
+    "branch share": lambda b: _number(b["branch_share"]),
+    "Eq. 8 share": lambda b: _number(b["residual_share"]),
+    "step size": lambda b: _number(b["step_size"]["mean"] if "step_size" in b else None),
+}
+
+
+def _block_table(found: dict[str, Any]):
+    from rich.table import Table
+
+    shape = "x".join(map(str, found["inputs"]))
+    table = Table(title=f"{found['name']}: growth and gradients of every block, inputs {shape}", title_justify="left")
+    table.add_column("block")
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    stage = found["blocks"][0]["stage"]
+    for block in found["blocks"]:
+        if block["stage"] != stage:
+            table.add_section()
+            stage = block["stage"]
+        table.add_row(block["path"], *(column(block) for column in COLUMNS.values()))
+    return table
+
+
+def _print_summary(console: Any, found: dict[str, Any]) -> None:
+    for name, label in (("bound", "bound"), ("bound_without_steps", "without steps")):
+        if name in found:
+            bound = found[name]
+            parts = ", ".join(f"{stage} {part:.2f}" for stage, part in bound["stages"].items())
+            console.print(
+                f"{label:14s} log {bound['log']:.2f} ({parts}); certainly below {bound['log_certified']:.2f}; "
+                f"reshaped kernels would say {bound['log_reshaped']:.2f}"
+            )
+    grown = ", ".join(f"{kind} {growth['end_to_end']:.3g}" for kind, growth in found["growth"].items())
+    console.print(f"{'measured':14s} {grown} (times, first block's input to last block's output)")
+    if "evolution_time" in found:
+        times = ", ".join(f"{stage} {time:.3f}" for stage, time in found["evolution_time"].items())
+        console.print(f"{'evolution':14s} T = {sum(found['evolution_time'].values()):.3f} ({times})")
+    skipped = [block["path"] for block in found["blocks"] if block["euler_skipped"]]
+    if skipped:
+        console.print(f"{'no eigenvalues':14s} {', '.join(skipped)} (they change the size: no square Jacobian)")
+
+
+def _score_table(name: str, rows: list[dict[str, Any]]):
+    from statistics import mean, pstdev
+
+    from rich.table import Table
+
+    table = Table(title=name, title_justify="left")
+    for column in ("condition", "error", "loss", "images"):
+        table.add_column(column, justify="left" if column == "condition" else "right")
+    for row in rows:
+        if name == "noise":
+            errors, losses = ([draw[key] for draw in row["draws"]] for key in ("error", "loss"))
+            error, loss = f"{mean(errors):.2%} ± {pstdev(errors):.2%}", f"{mean(losses):.4f} ± {pstdev(losses):.4f}"
+            table.add_row(f"deviation {row['level']:g}", error, loss, str(row["draws"][0]["samples"]))
+            continue
+        what = (
+            f"{row['attack']} {row['epsilon'] * 255:g}/255"
+            if name == "attacks"
+            else f"{row['corruption']} {row['severity']}"
+        )
+        table.add_row(what, f"{row['error']:.2%}", f"{row['loss']:.4f}", str(row["samples"]))
+    return table
+
+
+def _figure_1(plot: Path | None, json: bool) -> None:
+    import json as json_format
+
+    from timestepper.stability import figure_1, plot_figure_1
+    from timestepper.stability.ode import decayed
+
+    solutions = figure_1()
+    rows = {
+        name: {"steps": solution.steps, "rejected": solution.rejected, "error": solution.error(decayed)}
+        for name, solution in solutions.items()
+    }
+    if plot is not None:
+        plot_figure_1(plot, solutions)
+    if json:
+        print(json_format.dumps(rows, indent=2))
+        return
+    for name, row in rows.items():
+        print(f"{name:18s} {row['steps']:4d} steps, {row['rejected']} rejected, largest error {row['error']:.3g}")
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _exp(log: float | None) -> str:
+    from math import exp
+
+    return "" if log is None else f"{exp(log):.3g}"
