@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from timestepper.adapters import Site
 from timestepper.equations import log_perturbation_bound
 from timestepper.stability.chain import Chain, Link
 from timestepper.stability.lipschitz import Way, Ways, ways_through
@@ -74,10 +75,10 @@ def layers_on(ways: list[Ways]) -> list[Operator]:
     return [layer for through in ways for way in through for layer in way.layers]
 
 
-def split(link: Link, ways: Ways, norm: Callable[[Operator], float]) -> tuple[float, float]:
+def split(site: Site, ways: Ways, norm: Callable[[Operator], float]) -> tuple[float, float]:
     """(shortcut, branch): sums over the ways past and through the layers that take the step size."""
-    shortcut = sum(_product(way, norm) for way in ways if not _in_branch(link, way))
-    branch = sum(_product(way, norm) for way in ways if _in_branch(link, way))
+    shortcut = sum(_product(way, norm) for way in ways if not _in_branch(site, way))
+    branch = sum(_product(way, norm) for way in ways if _in_branch(site, way))
     return shortcut, branch
 
 
@@ -95,15 +96,15 @@ def by_stage(parts: list[tuple[str, float]]) -> dict[str, float]:
 
 
 def _block(link: Link, ways: Ways, norms: Mapping[Operator, Norm]) -> BlockBound:
-    shortcut, branch = split(link, ways, lambda layer: norms[layer].estimate)
+    shortcut, branch = split(link.site, ways, lambda layer: norms[layer].estimate)
     return BlockBound(
         stage=link.stage,
         path=link.path,
         branch=branch,
         shortcut=shortcut,
         log=log_factor(shortcut, branch),
-        log_certified=log_factor(*split(link, ways, lambda layer: norms[layer].upper)),
-        log_reshaped=log_factor(*split(link, ways, lambda layer: norms[layer].reshaped)),
+        log_certified=log_factor(*split(link.site, ways, lambda layer: norms[layer].upper)),
+        log_reshaped=log_factor(*split(link.site, ways, lambda layer: norms[layer].reshaped)),
         layers={layer.name: norms[layer] for layer in layers_on([ways])},
     )
 
@@ -112,5 +113,5 @@ def _product(way: Way, norm: Callable[[Operator], float]) -> float:
     return way.constant * math.prod(norm(layer) for layer in way.layers)
 
 
-def _in_branch(link: Link, way: Way) -> bool:
-    return any(layer.path in link.site.last or layer.norm in link.site.last for layer in way.layers)
+def _in_branch(site: Site, way: Way) -> bool:
+    return any(layer.path in site.last or layer.norm in site.last for layer in way.layers)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import timestepper
 from timestepper.adapters import Site, find_stages
+from timestepper.api import find_attached
 from timestepper.errors import NotAttachedError, StabilityError
 
 
@@ -67,16 +68,19 @@ def plain_copy(net: nn.Module, *, steps: bool = True) -> nn.Module:
             raise StabilityError(
                 f"{name} holds NaN or infinity; no figure can be computed, go back to a sound checkpoint"
             )
-    try:
-        model = timestepper.fold(net) if steps else copy.deepcopy(timestepper.detach(net))
-    except NotAttachedError:
+    if not is_attached(net):
         model = copy.deepcopy(net)
+    elif steps:
+        model = timestepper.fold(net)
+    else:
+        model = copy.deepcopy(timestepper.detach(net))
     return model.eval().requires_grad_(False)
 
 
 def is_attached(net: nn.Module) -> bool:
+    """Whether there are controllers on the network."""
     try:
-        timestepper.detach(net)
+        find_attached(net)
     except NotAttachedError:
         return False
     return True

@@ -14,13 +14,15 @@ from torch import Tensor
 from timestepper.equations import euler_radius
 from timestepper.stability.chain import Chain, Link, branch_end
 
+TOLERANCE = 1e-4  # of Arnoldi's eigenvalues, relative
+
 
 @dataclass(frozen=True)
 class EulerBlock:
     """Eigenvalues of diag(dt) J with the largest |1 + lambda|, at the features of one sample.
 
-    ``skipped`` says why there are none: a block that changes the size of its features has no square Jacobian.
-    ``converged`` is False where Arnoldi gave up on some; those found count.
+    ``skipped`` says why there are none, as where a block changes the size of its features. ``converged`` is False
+    where Arnoldi gave up on some; those found count.
     """
 
     stage: str
@@ -32,10 +34,11 @@ class EulerBlock:
 
     @property
     def stable(self) -> bool | None:
-        return None if self.radius is None else self.radius <= 1
+        """Eq. 4 within Arnoldi's tolerance: a unit that ReLU keeps at zero has |1 + 0| = 1 exactly."""
+        return None if self.radius is None else self.radius <= 1 + TOLERANCE
 
 
-def euler_condition(chain: Chain, *, sample: int = 0, count: int = 6, tolerance: float = 1e-4) -> list[EulerBlock]:
+def euler_condition(chain: Chain, *, sample: int = 0, count: int = 6) -> list[EulerBlock]:
     """Eq. 4 for every block, on the features that one sample has there."""
     found = []
     for link, before, after in zip(chain.links, chain.features, chain.features[1:], strict=False):
@@ -43,7 +46,10 @@ def euler_condition(chain: Chain, *, sample: int = 0, count: int = 6, tolerance:
             skipped = f"{tuple(before.shape[1:])} to {tuple(after.shape[1:])}: no square Jacobian"
             found.append(EulerBlock(link.stage, link.path, skipped=skipped))
             continue
-        eigenvalues, converged = _extreme_eigenvalues(link, before[sample : sample + 1], count, tolerance)
+        eigenvalues, converged = _extreme_eigenvalues(link, before[sample : sample + 1], count)
+        if len(eigenvalues) == 0:
+            found.append(EulerBlock(link.stage, link.path, converged=False, skipped="Arnoldi found no eigenvalue"))
+            continue
         radius = euler_radius(1.0, torch.from_numpy(eigenvalues)).item()
         found.append(EulerBlock(link.stage, link.path, tuple(map(complex, eigenvalues)), radius, converged))
     return found
@@ -62,7 +68,7 @@ def branch(link: Link, features: Tensor) -> Tensor:
     return outputs[0]
 
 
-def _extreme_eigenvalues(link: Link, features: Tensor, count: int, tolerance: float) -> tuple[np.ndarray, bool]:
+def _extreme_eigenvalues(link: Link, features: Tensor, count: int) -> tuple[np.ndarray, bool]:
     """Arnoldi on v -> v + J^T v; a matrix and its transpose have the same eigenvalues, and one backward gives J^T v."""
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs
 
@@ -84,10 +90,9 @@ def _extreme_eigenvalues(link: Link, features: Tensor, count: int, tolerance: fl
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return _sorted(eigs(operator, count, v0=start, tol=tolerance, return_eigenvectors=False)) - 1, True
+            return _sorted(eigs(operator, count, v0=start, tol=TOLERANCE, return_eigenvectors=False)) - 1, True
         except ArpackNoConvergence as error:
-            partial = error.eigenvalues if len(error.eigenvalues) else np.array([np.nan + 0j])
-            return _sorted(partial) - 1, False
+            return _sorted(error.eigenvalues) - 1, False
 
 
 def _sorted(eigenvalues: np.ndarray) -> np.ndarray:

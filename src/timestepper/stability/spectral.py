@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Pair = tuple[int, int]
+_DENSE_UP_TO = 512  # input values
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,7 @@ def _unit(vectors: Tensor) -> Tensor:
 @torch.no_grad()
 def reshaped_norms(weights: Tensor, groups: int = 1) -> Tensor:
     """Largest singular value of each kernel written as a matrix (of each group's, the largest)."""
-    matrices = _by_group(weights, groups).flatten(3)
-    return torch.linalg.matrix_norm(matrices, ord=2).amax(1)
+    return _largest_singular_values(_by_group(weights, groups).flatten(3)).amax(1)
 
 
 @torch.no_grad()
@@ -134,15 +134,35 @@ def upper_bounds(weights: Tensor, geometry: Geometry, lower: Tensor, *, squaring
     frequency (per coarse frequency and its aliases where there is a stride), and Gram iteration, repeated squaring
     of M M*, bounds each from above: too large by a factor rank ** (1 / 2 ** (squarings + 2)) at most. A frequency
     whose bound has come down to that of an earlier one cannot matter any more and is dropped. In double precision.
+    On few pixels the torus is much larger than the image and the bound loose: a small operator is written out.
     """
-    rounding = 1 + torch.finfo(weights.dtype).eps
+    rounding = 1 + torch.finfo(weights.dtype).eps + 1e-12
     if weights.shape[3:] == (1, 1):  # no neighbours: the reshaped kernel is the operator
         return reshaped_norms(weights.double(), geometry.groups).to(weights.dtype) * rounding
+    if weights.shape[2] * geometry.groups * math.prod(geometry.size) <= _DENSE_UP_TO:
+        return _dense_norms(weights.double(), geometry).to(weights.dtype) * rounding
     grouped = _by_group(weights, geometry.groups).flatten(0, 1).double()
     best = lower.double().repeat_interleave(geometry.groups)
     for matrices in _frequency_matrices(grouped, geometry):
         best = _gram_bounds(matrices, best, squarings)
     return best.reshape(len(weights), geometry.groups).amax(1).to(weights.dtype) * rounding
+
+
+def _dense_norms(weights: Tensor, geometry: Geometry) -> Tensor:
+    """Exact: each operator written out as a matrix, from its action on every unit vector."""
+    shape = (weights.shape[2] * geometry.groups, *geometry.size)
+    units = torch.eye(math.prod(shape), dtype=weights.dtype, device=weights.device).unflatten(1, shape)
+    norms = []
+    for weight in weights:
+        outputs = F.conv2d(units, weight, None, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
+        norms.append(_largest_singular_values(outputs.flatten(1)))
+    return torch.stack(norms)
+
+
+def _largest_singular_values(matrices: Tensor) -> Tensor:
+    """By the eigenvalues of the smaller Gram matrix: as exact for the largest as an SVD, and several times faster."""
+    wide = matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT
+    return torch.linalg.eigvalsh(wide @ wide.mT)[..., -1].clamp_min(0).sqrt()
 
 
 def _frequency_matrices(weights: Tensor, geometry: Geometry):

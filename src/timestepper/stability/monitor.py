@@ -1,0 +1,70 @@
+"""A look at the bound after every epoch of training, cheap enough to be left on.
+
+The network's structure is looked at once. Then each look takes the newest weights and goes on with power iteration
+where the last look stopped: weights move little in an epoch, so a few rounds follow them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+import timestepper
+from timestepper.adapters import Site
+from timestepper.api import find_attached
+from timestepper.stability.bound import block_ways, by_stage, layers_on, log_factor, split
+from timestepper.stability.chain import is_attached, open_chain
+from timestepper.stability.lipschitz import Ways
+from timestepper.stability.norms import WarmStart, warm_estimates
+from timestepper.stability.operators import Parameters, parameters_of
+
+
+@dataclass(frozen=True)
+class _Block:
+    stage: str
+    site: Site
+    ways: Ways
+
+
+class Monitor:
+    """``monitor.observe(net)`` gives the log-bound, its parts by stage and the evolution time, as scalars by name.
+
+    ``input_shape`` is (channels, height, width). The first look does ``first`` rounds of power iteration, each later
+    one ``rounds``. Norms approach their values from below, so the figure is an estimate and no certificate.
+    """
+
+    def __init__(self, input_shape: tuple[int, int, int], *, rounds: int = 5, first: int = 50):
+        self.input_shape = input_shape
+        self.rounds = rounds
+        self.first = first
+        self._warm = WarmStart()
+        self._blocks: list[_Block] = []
+
+    @torch.no_grad()
+    def observe(self, net: nn.Module) -> dict[str, float]:
+        """Scalars of this moment; the network is neither changed nor, after the first look, run."""
+        attached = is_attached(net)
+        if not self._blocks:
+            self._blocks = self._look(net)
+        layers = layers_on([block.ways for block in self._blocks])
+        norms = warm_estimates(layers, _newest(net, attached), self._warm, self.rounds, self.first)
+        parts = [(block.stage, log_factor(*split(block.site, block.ways, norms.__getitem__))) for block in self._blocks]
+        scalars = {"log_bound": sum(part for _, part in parts)}
+        scalars |= {f"log_bound/{stage}": part for stage, part in by_stage(parts).items()}
+        if attached:
+            scalars |= {f"evolution_time/{stage}": time for stage, time in timestepper.evolution_time(net).items()}
+        return scalars
+
+    def _look(self, net: nn.Module) -> list[_Block]:
+        reference = next(net.parameters())
+        inputs = torch.randn(1, *self.input_shape, generator=torch.Generator().manual_seed(0)).to(reference)
+        chain = open_chain(net, inputs)
+        return [_Block(link.stage, link.site, ways) for link, ways in zip(chain.links, block_ways(chain), strict=True)]
+
+
+def _newest(net: nn.Module, attached: bool) -> Parameters:
+    """The parameters that the network runs with now, step sizes included."""
+    if not attached:
+        return parameters_of(net)
+    base = parameters_of(timestepper.detach(net))
+    return base | {name: value.to(base[name]) for name, value in find_attached(net).effective_parameters().items()}

@@ -1,0 +1,258 @@
+import copy
+import math
+
+import pytest
+import torch
+from families import FAMILIES
+from torch import nn
+
+import timestepper
+from timestepper.equations import log_perturbation_bound
+from timestepper.errors import StabilityError
+from timestepper.models import CifarResNet
+from timestepper.stability import measured_growth, open_chain, proposition_1
+from timestepper.stability.lipschitz import ways_through
+from timestepper.stability.operators import parameters_of
+from timestepper.stability.perturbation import KINDS
+
+
+def moved(net, seed=1):
+    """Weights and statistics away from their initial values, as after training."""
+    generator = torch.Generator().manual_seed(seed)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.weight.data.uniform_(-1.5, 1.5, generator=generator)
+            module.running_var.uniform_(0.5, 2.0, generator=generator)
+            module.running_mean.uniform_(-0.5, 0.5, generator=generator)
+    return net
+
+
+@pytest.fixture(scope="module", params=["plain", "stepped", "folded", "without steps"])
+def trained_bound(request, plain, stepped, digits):
+    net = {"plain": plain, "folded": timestepper.fold(stepped)}.get(request.param, stepped)
+    inputs = digits.test[0][:6].double()
+    chain = open_chain(copy.deepcopy(net).double(), inputs, steps=request.param != "without steps")
+    return chain, proposition_1(chain)
+
+
+@pytest.mark.parametrize("size", [1e-4, 0.1, 3.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_measured_growth_never_exceeds_the_bound_on_trained_networks(trained_bound, digits, kind, size):
+    """Far perturbations too: the bound holds for all of them, not only near the features."""
+    chain, bound = trained_bound
+    growth = measured_growth(chain, kind, size=size, labels=digits.test[1][:6])
+    assert 0 < growth.mean <= growth.end_to_end
+    assert math.log(growth.end_to_end) <= bound.log_certified
+    for block, grown in zip(bound.blocks, growth.blocks, strict=True):
+        assert math.log(grown) <= block.log_certified
+    assert bound.log <= bound.log_certified
+
+
+@pytest.mark.parametrize(
+    "family", ["timm resnet18", "timm resnet50", "timm resnext50", "torchvision resnet18", "cifar resnet20"]
+)
+def test_the_bound_holds_for_every_family_of_blocks(family):
+    torch.manual_seed(0)
+    net = timestepper.attach(moved(FAMILIES[family]()), "independent").double()
+    chain = open_chain(net, torch.randn(1, 3, 32, 32, dtype=torch.float64))
+    bound = proposition_1(chain)
+    growth = measured_growth(chain, "power", size=1e-4, iterations=5)
+    for block, grown in zip(bound.blocks, growth.blocks, strict=True):
+        assert math.log(grown) <= block.log_certified
+    assert bound.log > math.log(growth.end_to_end)
+
+
+def test_power_iterated_growth_comes_close_to_the_bound_of_positive_blocks():
+    """Positive convolutions stretch nearly the same direction most as the identity does: little is lost anywhere."""
+    net = moved(FAMILIES["cifar resnet20"]()).double()
+    for block in net.layer1:
+        block.conv1.weight.data.abs_()
+        block.conv2.weight.data.abs_()
+        for norm in (block.bn1, block.bn2):
+            norm.weight.data.abs_()
+            norm.bias.data.fill_(50.0)  # ReLU passes everything
+    chain = open_chain(net, torch.randn(1, 3, 16, 16, dtype=torch.float64))
+    bound = proposition_1(chain, tolerance=1e-8)
+    growth = measured_growth(chain, "power", iterations=50, size=1e-6)
+    for index in range(3):
+        assert 0.8 < growth.blocks[index] / math.exp(bound.blocks[index].log) <= 1
+
+
+def test_the_bound_is_equation_7_with_the_step_sizes_in_the_norms():
+    torch.manual_seed(0)
+    model = moved(FAMILIES["cifar resnet20"]())
+    inputs = torch.randn(1, 3, 16, 16)
+    without = proposition_1(open_chain(timestepper.attach(model, "fixed(0.3)"), inputs, steps=False))
+    with_steps = proposition_1(open_chain(timestepper.attach(model, "fixed(0.3)"), inputs))
+    norms = torch.tensor([block.branch for block in without.blocks])
+    assert all(block.shortcut == 1 for block in without.blocks)
+    expected = log_perturbation_bound(norms, torch.full_like(norms, 0.3))
+    assert with_steps.log == pytest.approx(expected.item(), rel=1e-3)
+    assert sum(with_steps.stages.values()) == pytest.approx(with_steps.log)
+    assert without.log == pytest.approx(log_perturbation_bound(norms, torch.ones_like(norms)).item(), rel=1e-4)
+
+
+def test_channel_wise_steps_enter_by_the_norm_and_not_by_their_mean():
+    torch.manual_seed(0)
+    net = timestepper.attach(moved(FAMILIES["cifar resnet20"]()), "independent")
+    with torch.no_grad():
+        for controller in net.controllers.values():
+            for parameter in controller.parameters():
+                parameter.fill_(-20.0)  # every step size is nearly 0 ...
+                parameter[:, 0] = 20.0  # ... but that of one channel
+    inputs = torch.randn(1, 3, 16, 16)
+    chain = open_chain(net, inputs)
+    block = proposition_1(chain).blocks[0]
+    weight = parameters_of(chain.model)["layer1.0.conv2.weight"]
+    bn2 = chain.model.layer1[0].bn2
+    row = (weight[0] * bn2.weight[0] / (bn2.running_var[0] + bn2.eps).sqrt()).norm()
+    first = block.layers["layer1.0.conv1"].estimate
+    assert block.branch >= 0.9 * first * row.item()  # the mean step, 1/8, would give far less
+
+
+def test_plain_attached_and_folded_networks_take_one_path(stepped, digits):
+    inputs = digits.test[0][:2]
+    attached = proposition_1(open_chain(stepped, inputs))
+    folded = proposition_1(open_chain(timestepper.fold(stepped), inputs))
+    assert attached.log == folded.log
+    assert attached.log != pytest.approx(proposition_1(open_chain(stepped, inputs, steps=False)).log, rel=1e-3)
+
+
+def test_506_layers_do_not_overflow():
+    torch.manual_seed(0)
+    net = CifarResNet(506, width=2)
+    bound = proposition_1(open_chain(net, torch.randn(1, 3, 8, 8)), tolerance=1e-2)
+    assert len(bound.blocks) == 252
+    assert math.isfinite(bound.log)
+    assert bound.log > 200
+
+
+def test_a_projection_shortcut_counts_with_its_own_norm():
+    torch.manual_seed(0)
+    net = moved(FAMILIES["timm resnet18"]())
+    bound = proposition_1(open_chain(net, torch.randn(1, 3, 32, 32)))
+    block = next(block for block in bound.blocks if block.path == "layer2.0")
+    assert block.shortcut == pytest.approx(block.layers["layer2.0.downsample.0"].estimate)
+    assert block.log == pytest.approx(math.log(block.shortcut + block.branch))
+    weight, norm = net.layer2[0].downsample[-2:]
+    matrix = weight.weight.flatten(1) * (norm.weight / (norm.running_var + norm.eps).sqrt())[:, None]
+    assert block.shortcut == pytest.approx(torch.linalg.matrix_norm(matrix, 2).item(), rel=1e-3)
+
+
+class Odd(nn.Module):
+    """A block whose middle layer can be anything."""
+
+    def __init__(self, middle):
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+        self.middle = middle
+        self.last = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x):
+        return x + self.last(self.middle(self.conv(x)))
+
+
+class Net(nn.Module):
+    def __init__(self, middle):
+        super().__init__()
+        self.blocks = nn.Sequential(Odd(middle), Odd(nn.ReLU()))
+
+    def forward(self, x):
+        return self.blocks(x).mean((2, 3))
+
+
+@timestepper.adapters.register(Odd)
+def _odd(block):
+    return timestepper.adapters.Branch(convs=("conv",), last=("last",))
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [
+        nn.Sequential(nn.BatchNorm2d(4), nn.LeakyReLU(2.0)),
+        nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4)),  # the batch norm stands alone
+        nn.MaxPool2d(3, stride=1, padding=1),
+        nn.AvgPool2d(3, stride=1, padding=1),
+        nn.AvgPool2d(3, stride=1, padding=1, count_include_pad=False),
+        nn.SiLU(),
+        nn.GELU(),
+    ],
+    ids=lambda middle: str(middle).replace("\n", ""),
+)
+@pytest.mark.parametrize("size", [1e-3, 1.0])
+def test_every_rule_of_the_walk_is_a_bound(middle, size):
+    torch.manual_seed(0)
+    net = moved(Net(middle)).double()
+    chain = open_chain(net, torch.randn(8, 4, 6, 6, dtype=torch.float64))
+    bound = proposition_1(chain)
+    growth = measured_growth(chain, "power", size=size)
+    assert math.log(growth.blocks[0]) <= bound.blocks[0].log_certified
+
+
+def test_a_batch_norm_is_folded_into_the_convolution_before_it():
+    net = moved(FAMILIES["cifar resnet20"]())
+    chain = open_chain(net, torch.randn(1, 3, 16, 16))
+    identity, branch = ways_through(chain.links[0], chain.features[0])
+    assert identity.layers == ()
+    assert [(layer.path, layer.norm) for layer in branch.layers] == [
+        ("layer1.0.conv1", "layer1.0.bn1"),
+        ("layer1.0.conv2", "layer1.0.bn2"),
+    ]
+    assert branch.layers[0].geometry.size == (16, 16)
+
+
+class Gate(nn.Module):
+    def forward(self, x):
+        return x * torch.sigmoid(x.mean((2, 3), keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("middle", "where"),
+    [
+        (Gate(), "blocks.0.middle"),
+        (nn.GroupNorm(2, 4), "blocks.0.middle: the norm of GroupNorm"),
+        (nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), "blocks.0.middle pads with 'reflect'"),
+        (nn.Sequential(nn.BatchNorm2d(4, track_running_stats=False)), "blocks.0.middle.0 keeps no running statistics"),
+    ],
+    ids=["gate", "group norm", "reflection", "no statistics"],
+)
+def test_layers_without_a_known_norm_are_named(middle, where):
+    chain = open_chain(Net(middle), torch.randn(2, 4, 6, 6))
+    with pytest.raises(StabilityError, match=where):
+        proposition_1(chain)
+    assert measured_growth(chain, "random").end_to_end > 0  # the measured figures need no norm
+
+
+@pytest.mark.parametrize("family", ["timm seresnet18", "timm seresnet50"])
+def test_squeeze_excite_is_refused_by_name(family):
+    chain = open_chain(FAMILIES[family](), torch.randn(1, 3, 32, 32))
+    with pytest.raises(StabilityError, match=r"layer1\.0\.se.*--no-bound"):
+        proposition_1(chain)
+
+
+@pytest.mark.parametrize("family", ["densenet", "cliquenet"])
+def test_networks_that_are_no_chain_of_residual_blocks_are_refused(family):
+    with pytest.raises(StabilityError, match=r"only .*residual blocks"):
+        open_chain(FAMILIES[family](), torch.randn(1, 3, 32, 32))
+
+
+def test_bad_weights_and_inputs_are_said_in_one_line():
+    net = FAMILIES["cifar resnet20"]()
+    with pytest.raises(StabilityError, match=r"cannot run on inputs of shape \(1, 1, 16, 16\)"):
+        open_chain(net, torch.randn(1, 1, 16, 16))
+    net.layer2[0].conv1.weight.data[0, 0, 0, 0] = math.nan
+    with pytest.raises(StabilityError, match=r"layer2\.0\.conv1\.weight holds NaN"):
+        open_chain(net, torch.randn(1, 3, 16, 16))
+
+
+def test_the_network_is_left_as_it_was(stepped, digits):
+    stepped.train()
+    before = copy.deepcopy(stepped.state_dict())
+    chain = open_chain(stepped, digits.test[0][:2])
+    proposition_1(chain)
+    for kind in KINDS:
+        measured_growth(chain, kind)
+    assert stepped.training
+    assert all(torch.equal(value, before[name]) for name, value in stepped.state_dict().items())
+    assert all(parameter.requires_grad for parameter in stepped.parameters())
+    stepped.eval()

@@ -1,0 +1,85 @@
+"""The command line, the pictures and the plain data behind them."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from timestepper.cli import app
+from timestepper.errors import CheckpointError, StabilityError
+from timestepper.saving import write_tensors
+from timestepper.stability import analyse, figure_1, plot_depth, plot_figure_1
+
+PNG = b"\x89PNG"
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, ["stability", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_json_of_a_model_by_name(tmp_path):
+    picture = tmp_path / "depth.png"
+    output = run(
+        "cifar/resnet8", "--controller", "lstm", "--input-size", 8, "--samples", 2, "--plot", picture, "--json"
+    )
+    found = json.loads(output, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert found["inputs"] == [2, 3, 8, 8]
+    assert [block["path"] for block in found["blocks"]] == ["layer1.0", "layer2.0", "layer3.0"]
+    assert found["bound"]["log"] < found["bound_without_steps"]["log"]
+    assert found["growth"]["power"]["end_to_end"] > found["growth"]["random"]["end_to_end"]
+    assert found["blocks"][0]["step_size"]["mean"] == pytest.approx(0.5, abs=0.05)
+    assert found["blocks"][1]["euler_radius"] is None
+    assert picture.read_bytes().startswith(PNG)
+
+
+def test_tables_of_a_trained_network(tmp_path, plain):
+    # a run of `timestepper train` would have the same parts; here weights come from a file
+    torch.manual_seed(0)
+    from timestepper.models import CifarResNet
+
+    weights = write_tensors(CifarResNet(8, in_chans=1).state_dict(), tmp_path / "w.safetensors")
+    output = run(
+        "cifar/resnet8",
+        "--weights",
+        weights,
+        "--data",
+        "digits",
+        "--noise",
+        "--attacks",
+        "--corruptions",
+        "--images",
+        30,
+    )
+    for text in ("layer3.0", "certainly below", "deviation 0.5", "pgd 8/255", "impulse_noise 5", "no eigenvalues"):
+        assert text in output
+    assert " 30 " in output
+
+
+def test_figure_1(tmp_path):
+    picture = tmp_path / "figure1.png"
+    rows = json.loads(run("figure1", "--plot", picture, "--json"))
+    assert rows["RKF, Tol = 0.001"]["steps"] < rows["Euler, h = 0.02"]["steps"] / 4
+    assert rows["Euler, h = 0.6"]["error"] > 1
+    assert picture.read_bytes().startswith(PNG)
+    assert "rejected" in run("figure1")
+
+
+def test_pictures_without_step_sizes_and_without_a_bound(tmp_path, plain, digits):
+    found = analyse(plain, digits.test[0][:2], bound=False)
+    plot_depth(tmp_path / "plain.png", found)
+    plot_figure_1(tmp_path / "ivp.png", figure_1(large=0.55, small=0.1, end=2.0))
+    assert (tmp_path / "plain.png").read_bytes().startswith(PNG)
+
+
+def test_mistakes(tmp_path):
+    with pytest.raises(StabilityError, match="need test images; give --data"):
+        run("cifar/resnet8", "--noise", "--input-size", 8)
+    with pytest.raises(StabilityError, match=r"layer1\.0\.se.*--no-bound"):
+        run("timm/seresnet18", "--input-size", 32)
+    broken = tmp_path / "w.safetensors"
+    broken.write_bytes(b"not weights")
+    with pytest.raises(CheckpointError):
+        run("cifar/resnet8", "--weights", broken)

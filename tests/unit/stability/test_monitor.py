@@ -1,0 +1,58 @@
+import copy
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import timestepper
+from timestepper.models import CifarResNet
+from timestepper.stability import Monitor, open_chain, proposition_1
+
+
+@pytest.mark.parametrize("kind", ["plain", "stepped"])
+def test_the_first_look_agrees_with_the_bound(request, digits, kind):
+    net = request.getfixturevalue(kind)
+    scalars = Monitor((1, 8, 8), first=400).observe(net)
+    bound = proposition_1(open_chain(net, digits.test[0][:1]))
+    assert scalars["log_bound"] == pytest.approx(bound.log, rel=1e-3)
+    for stage, part in bound.stages.items():
+        assert scalars[f"log_bound/{stage}"] == pytest.approx(part, rel=1e-2)
+    times = {name: value for name, value in scalars.items() if name.startswith("evolution_time/")}
+    if kind == "stepped":
+        expected = timestepper.evolution_time(net)
+        assert times == {f"evolution_time/{stage}": time for stage, time in expected.items()}
+    else:
+        assert not times
+
+
+def test_a_few_warm_rounds_follow_the_weights_in_training(digits):
+    torch.manual_seed(0)
+    net = timestepper.attach(CifarResNet(8, in_chans=1, width=8), "lstm")
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    monitor = Monitor((1, 8, 8))
+    images, labels = digits.train
+    for epoch in range(4):
+        for chosen in torch.randperm(512, generator=torch.Generator().manual_seed(epoch)).split(64):
+            optimiser.zero_grad()
+            F.cross_entropy(net(images[chosen]), labels[chosen]).backward()
+            optimiser.step()
+        seen = monitor.observe(net)["log_bound"]
+    exact = proposition_1(open_chain(net, digits.test[0][:1]), tolerance=1e-7).log
+    assert seen == pytest.approx(exact, rel=0.03)
+    assert seen <= exact * 1.001
+    cold = Monitor((1, 8, 8), first=5).observe(net)["log_bound"]  # as many rounds without the warm start
+    assert abs(seen - exact) < abs(cold - exact) / 2
+
+
+def test_looking_changes_nothing(stepped):
+    stepped.train()
+    before = copy.deepcopy(stepped.state_dict())
+    state = torch.random.get_rng_state()
+    monitor = Monitor((1, 8, 8))
+    monitor.observe(stepped)
+    monitor.observe(stepped)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert stepped.training
+    assert all(torch.equal(value, before[name]) for name, value in stepped.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in stepped.modules())
+    stepped.eval()
