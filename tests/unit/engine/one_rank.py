@@ -1,4 +1,4 @@
-"""One of several processes that train together; run by test_engine_distributed.py: one_rank.py CASE FOLDER."""
+"""One of several processes that train together, case after case; run by test_engine_distributed.py."""
 
 import math
 import sys
@@ -12,6 +12,8 @@ from timestepper.engine import distributed
 from timestepper.engine.loop import Interrupted
 from timestepper.engine.signals import Signals
 from timestepper.errors import DiskFullError, TimestepperError
+
+CASES = ("train", "signal", "evaluation", "nan", "full")
 
 
 class NaNOnce(nn.Module):
@@ -27,34 +29,36 @@ class NaNOnce(nn.Module):
         return self.inner(images) * poison
 
 
-def main(case, folder):
-    group = distributed.start(torch.device("cpu"), 60)
+def no_space(step, state):
+    raise DiskFullError(f"No space left at step {step}")
+
+
+def train(case, folder, group):
+    """How the case ended on this rank."""
+    signals = Signals()
+    model = NaNOnce(group.rank) if case == "nan" else network(norm=False, dropout=0.0)
+    folder = folder / case if group.rank == 0 else None
+    run = training(folder, model=model, group=group, signals=signals, checkpoint_steps=2)
+    if case == "full" and group.rank == 0:
+        run.journal.save = no_space
+    asked_at = {"signal": 3, "evaluation": 5}.get(case)
     try:
-        signals = Signals()
-        model = NaNOnce(group.rank) if case == "nan" else network(norm=False, dropout=0.0)
-        run = training(
-            folder if group.rank == 0 else None, model=model, group=group, signals=signals, checkpoint_steps=2
-        )
-        if case == "full" and group.rank == 0:
-
-            def no_space(step, state):
-                raise DiskFullError(f"No space left at step {step}")
-
-            run.journal.save = no_space
         for step in run.steps():
-            if case == "signal" and group.rank == 1 and step == 3:
+            if group.rank == 1 and step == asked_at:
                 signals.stop = 15
-            if case == "evaluation" and group.rank == 1 and step == 5:
-                signals.stop = 15
-        print(f"rank {group.rank} finished at {run.step}")
     except Interrupted as stop:
-        print(f"rank {group.rank} stopped by {stop.signal} at {stop.step}")
+        return f"stopped by {stop.signal} at {stop.step}"
     except TimestepperError as error:
-        print(f"rank {group.rank} error {error}")
-        raise SystemExit(error.exit_code) from None
-    finally:
-        distributed.stop()
+        return f"exit {error.exit_code}: {error}"
+    except SystemExit as leaving:
+        return f"exit {leaving.code}"
+    return f"finished at {run.step}"
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    group = distributed.start(torch.device("cpu"), 60)
+    try:
+        for case in CASES:
+            print(f"{case}: {train(case, Path(sys.argv[1]), group)}", flush=True)
+    finally:
+        distributed.stop()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,22 +18,28 @@ from timestepper.errors import DistributedError, LoaderError
 SCRIPT = Path(__file__).with_name("one_rank.py")
 
 
-def run_two(case, folder, port):
-    """Exit codes and outputs of two processes."""
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """Two processes run every case of one_rank.py: the folder, and how each case ended on each rank."""
+    folder = tmp_path_factory.mktemp("together")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     processes = []
     for rank in range(2):
         environment = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         processes.append(
             subprocess.Popen(
-                [sys.executable, str(SCRIPT), case, str(folder)],
+                [sys.executable, str(SCRIPT), str(folder)],
                 env=os.environ | environment | {"OMP_NUM_THREADS": "1"},
                 stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                stderr=subprocess.PIPE,
                 text=True,
             )
         )
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
-    return [process.returncode for process in processes], outputs
+    outputs = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    return folder, [dict(line.split(": ", 1) for line in output.splitlines()) for output, _ in outputs]
 
 
 def losses(folder):
@@ -49,40 +56,38 @@ def alone(tmp_path_factory):
     return folder, run.model.state_dict()
 
 
-def test_two_processes_give_the_losses_and_weights_of_one(tmp_path, unused_port, alone):
-    codes, outputs = run_two("train", tmp_path / "run", unused_port)
-    assert codes == [0, 0], outputs
-    assert losses(tmp_path / "run") == pytest.approx(losses(alone[0]), rel=1e-5)
-    finished = training(tmp_path / "run", model=network(norm=False, dropout=0.0))
+def test_two_processes_give_the_losses_and_weights_of_one(together, alone):
+    folder, ends = together
+    assert [end["train"] for end in ends] == ["finished at 10"] * 2
+    assert losses(folder / "train") == pytest.approx(losses(alone[0]), rel=1e-5)
+    finished = training(folder / "train", model=network(norm=False, dropout=0.0))
     for name, value in finished.model.state_dict().items():
         torch.testing.assert_close(value, alone[1][name], rtol=1e-5, atol=1e-6)
     close(finished)
 
 
 @pytest.mark.parametrize(("case", "step"), [("signal", 4), ("evaluation", 5)])
-def test_a_signal_to_one_rank_stops_all_at_one_step_and_one_process_can_go_on(tmp_path, unused_port, alone, case, step):
-    codes, outputs = run_two(case, tmp_path / "run", unused_port)
-    assert codes == [0, 0], outputs
-    for rank, output in enumerate(outputs):
-        assert f"rank {rank} stopped by 15 at {step}" in output
-    again = training(tmp_path / "run", model=network(norm=False, dropout=0.0))
+def test_a_signal_to_one_rank_stops_all_at_one_step_and_one_process_can_go_on(together, alone, case, step):
+    folder, ends = together
+    assert [end[case] for end in ends] == [f"stopped by 15 at {step}"] * 2
+    again = training(folder / case, model=network(norm=False, dropout=0.0))
     assert again.step == step
     again.run()
     close(again)
-    assert losses(tmp_path / "run") == pytest.approx(losses(alone[0]), rel=1e-5)
+    assert losses(folder / case) == pytest.approx(losses(alone[0]), rel=1e-5)
 
 
-def test_nan_on_one_rank_stops_all_and_names_the_rank(tmp_path, unused_port):
-    codes, outputs = run_two("nan", tmp_path / "run", unused_port)
-    assert codes == [1, 1], outputs
-    assert all("step 4: loss nan" in output and "on rank 1 at learning rate 0.1" in output for output in outputs)
-    assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())[-1] == "step-00000002.pt"
+def test_nan_on_one_rank_stops_all_and_names_the_rank(together):
+    folder, ends = together
+    for end in ends:
+        assert end["nan"].startswith("exit 1: step 4: loss nan")
+        assert "on rank 1 at learning rate 0.1" in end["nan"]
+    assert sorted(path.name for path in (folder / "nan/checkpoints").iterdir())[-1] == "step-00000002.pt"
 
 
-def test_a_full_disk_ends_every_rank(tmp_path, unused_port):
-    codes, outputs = run_two("full", tmp_path / "run", unused_port)
-    assert codes == [1, 1], outputs
-    assert "No space left at step 0" in outputs[0]
+def test_a_full_disk_ends_every_rank(together):
+    _, ends = together
+    assert [end["full"] for end in ends] == ["exit 1: No space left at step 0", "exit 1"]
 
 
 def test_alone_everything_is_local():
