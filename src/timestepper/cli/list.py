@@ -9,12 +9,12 @@ import typer
 def list(folder: Annotated[Path, typer.Argument(help="folder that holds run directories")] = Path("runs")) -> None:
     """Show state, step and test error of every run below FOLDER."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from timestepper.engine.rundir import STATUS, read_status
     from timestepper.errors import RunDirectoryError
 
-    table = Table("run", "state", "step", "test error", "last sign of life")
+    table = Table(Column("run", overflow="fold"), "state", "step", "test error", "last sign of life")
     for path in sorted(folder.rglob(STATUS)):
         status = read_status(path.parent) or {"state": "unreadable"}
         error = f"{status['test_error']:.2%}" if "test_error" in status else ""
