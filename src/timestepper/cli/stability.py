@@ -24,6 +24,9 @@ def stability(
     input_size: Annotated[int | None, typer.Option(help="pixels of random inputs; 32 for cifar/, else 224")] = None,
     samples: Annotated[int, typer.Option(help="images for growth and gradients", min=1)] = 8,
     bound: Annotated[bool, typer.Option(help="Proposition 1; leave it out for layers without a known norm")] = True,
+    theory: Annotated[
+        bool, typer.Option(help="all that looks at blocks; leave it out for the next three alone")
+    ] = True,
     noise: Annotated[bool, typer.Option("--noise", help="error over Gaussian noise")] = False,
     attacks: Annotated[bool, typer.Option("--attacks", help="error under FGSM and PGD")] = False,
     corruptions: Annotated[bool, typer.Option("--corruptions", help="error on six common corruptions")] = False,
@@ -47,10 +50,12 @@ def stability(
         subject = load_model(net_or_run, controller, weights, data, root)
     place = choose_device(device)
     subject.net.to(place)
-    inputs, labels = subject.first(samples, input_size or (32 if net_or_run.startswith("cifar/") else 224), place)
-    found = {"name": net_or_run, **analyse(subject.net, inputs, labels, bound=bound)}
+    found: dict[str, Any] = {"name": net_or_run}
+    if theory:
+        pixels = input_size or (32 if net_or_run.startswith("cifar/") else 224)
+        found |= analyse(subject.net, *subject.first(samples, pixels, place), bound=bound)
     found |= _robustness(subject, images, place, noise=noise, attacks=attacks, corruptions=corruptions)
-    if plot is not None:
+    if theory and plot is not None:
         plot_depth(plot, found, net_or_run)
     if json:
         print(json_format.dumps(found, indent=2))
@@ -156,8 +161,9 @@ def _print(found: dict[str, Any]) -> None:
     from rich.console import Console
 
     console = Console()
-    console.print(_block_table(found))
-    _print_summary(console, found)
+    if "blocks" in found:
+        console.print(_block_table(found))
+        _print_summary(console, found)
     for name in ("noise", "attacks", "corruptions"):
         if name in found:
             console.print(_score_table(name, found[name]))

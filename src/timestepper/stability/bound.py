@@ -12,6 +12,7 @@ from timestepper.stability.chain import Chain, Link
 from timestepper.stability.lipschitz import Way, Ways, ways_through
 from timestepper.stability.norms import Norm, layer_norms
 from timestepper.stability.operators import Operator, parameters_of
+from timestepper.stability.precision import full_precision
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Bound:
         return by_stage([(block.stage, block.log) for block in self.blocks])
 
 
+@full_precision()
 def proposition_1(chain: Chain, tolerance: float = 1e-4) -> Bound:
     """The bound of every block, from the norms of all its layers on features of their real size.
 

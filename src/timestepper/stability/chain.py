@@ -14,6 +14,12 @@ import timestepper
 from timestepper.adapters import Site, find_stages
 from timestepper.api import find_attached
 from timestepper.errors import NotAttachedError, StabilityError
+from timestepper.stability.precision import full_precision
+
+ONLY_CHAINS = (
+    "only chains of residual blocks (ResNet, ResNeXt) are covered; "
+    "noise, attacks and corruptions work on every network (--no-theory)"
+)
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,7 @@ def is_attached(net: nn.Module) -> bool:
     return True
 
 
+@full_precision()
 def open_chain(net: nn.Module, inputs: Tensor, *, steps: bool = True) -> Chain:
     """Run the network once on ``inputs`` and look at what enters and leaves each residual block."""
     model = plain_copy(net, steps=steps)
@@ -101,9 +108,7 @@ def open_chain(net: nn.Module, inputs: Tensor, *, steps: bool = True) -> Chain:
     def before(path: str):
         def hook(block: nn.Module, args: tuple) -> None:
             if len(args) != 1 or not isinstance(args[0], Tensor):
-                raise StabilityError(
-                    f"{path} takes {len(args)} arguments, not one feature map; only residual blocks are covered"
-                )
+                raise StabilityError(f"{path} takes {len(args)} arguments, not one feature map; {ONLY_CHAINS}")
             order.append(path)
             entered.append(args[0].detach().clone())
 
@@ -145,12 +150,10 @@ def _check_chain(paths: list[str], order: list[str], entered: list[Tensor], left
     """Proposition 1 speaks of blocks that follow each other directly, each used once."""
     if sorted(order) != sorted(paths):
         odd = next(path for path in paths if order.count(path) != 1)
-        raise StabilityError(
-            f"{odd} ran {order.count(odd)} times in one pass, not once; only chains of residual blocks are covered"
-        )
+        raise StabilityError(f"{odd} ran {order.count(odd)} times in one pass, not once; {ONLY_CHAINS}")
     for index in range(1, len(order)):
         if left[index - 1].shape != entered[index].shape or not torch.equal(left[index - 1], entered[index]):
             raise StabilityError(
                 f"there are layers between {order[index - 1]} and {order[index]}, which no residual block holds; "
-                "only chains of residual blocks (ResNet, ResNeXt) are covered"
+                + ONLY_CHAINS
             )

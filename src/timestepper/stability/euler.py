@@ -13,6 +13,7 @@ from torch import Tensor
 
 from timestepper.equations import euler_radius
 from timestepper.stability.chain import Chain, Link, branch_end
+from timestepper.stability.precision import full_precision
 
 TOLERANCE = 1e-4  # of Arnoldi's eigenvalues, relative
 
@@ -38,6 +39,7 @@ class EulerBlock:
         return None if self.radius is None else self.radius <= 1 + TOLERANCE
 
 
+@full_precision()
 def euler_condition(chain: Chain, *, sample: int = 0, count: int = 6) -> list[EulerBlock]:
     """Eq. 4 for every block, on the features that one sample has there."""
     found = []

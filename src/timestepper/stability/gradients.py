@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from timestepper.stability.chain import Chain, Link, branch_end
+from timestepper.stability.precision import full_precision
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class GradientShare:
     residual: float | None
 
 
+@full_precision()
 def gradient_shares(chain: Chain, labels: Tensor | None = None) -> list[GradientShare]:
     """Measure Eq. 8 with the cross-entropy against ``labels`` or, without them, the network's own decision."""
     features, branches, logits = _recorded_run(chain)

@@ -83,6 +83,7 @@ class _Walk(fx.Interpreter):
 
     def __init__(self, graph: fx.GraphModule, path: str):
         super().__init__(graph)
+        self.extra_traceback = False  # our errors are one line
         self.path = path
         self.ways: dict[fx.Node, Ways] = {}
         self.found: Ways = ()

@@ -17,6 +17,7 @@ from timestepper.stability.chain import is_attached, open_chain
 from timestepper.stability.lipschitz import Ways
 from timestepper.stability.norms import WarmStart, warm_estimates
 from timestepper.stability.operators import Parameters, parameters_of
+from timestepper.stability.precision import full_precision
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Monitor:
         self._warm = WarmStart()
         self._blocks: list[_Block] = []
 
+    @full_precision()
     @torch.no_grad()
     def observe(self, net: nn.Module) -> dict[str, float]:
         """Scalars of this moment; the network is neither changed nor, after the first look, run."""

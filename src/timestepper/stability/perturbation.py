@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from timestepper.errors import StabilityError
 from timestepper.stability.chain import Chain
+from timestepper.stability.precision import full_precision
 
 KINDS = ("random", "adversarial", "power")
 
@@ -28,6 +29,7 @@ class Growth:
     mean: float
 
 
+@full_precision()
 def measured_growth(
     chain: Chain, kind: str, *, size: float = 1e-3, labels: Tensor | None = None, iterations: int = 20, seed: int = 0
 ) -> Growth:

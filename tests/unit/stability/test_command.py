@@ -1,13 +1,15 @@
 """The command line, the pictures and the plain data behind them."""
 
 import json
+import subprocess
+import sys
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from timestepper.cli import app
 from timestepper.errors import CheckpointError, StabilityError
+from timestepper.models import CifarResNet
 from timestepper.saving import write_tensors
 from timestepper.stability import analyse, figure_1, plot_depth, plot_figure_1
 
@@ -35,11 +37,7 @@ def test_json_of_a_model_by_name(tmp_path):
     assert picture.read_bytes().startswith(PNG)
 
 
-def test_tables_of_a_trained_network(tmp_path, plain):
-    # a run of `timestepper train` would have the same parts; here weights come from a file
-    torch.manual_seed(0)
-    from timestepper.models import CifarResNet
-
+def test_tables_of_a_network_with_saved_weights(tmp_path):
     weights = write_tensors(CifarResNet(8, in_chans=1).state_dict(), tmp_path / "w.safetensors")
     output = run(
         "cifar/resnet8",
@@ -56,6 +54,22 @@ def test_tables_of_a_trained_network(tmp_path, plain):
     for text in ("layer3.0", "certainly below", "deviation 0.5", "pgd 8/255", "impulse_noise 5", "no eigenvalues"):
         assert text in output
     assert " 30 " in output
+
+
+def test_a_run_directory_brings_its_network_and_its_data(tmp_path):
+    command = [sys.executable, "-m", "timestepper", "train", "smoke/digits-lstm", "run.epochs=1"]
+    subprocess.run([*command, "--run-dir", tmp_path / "run"], check=True, capture_output=True, timeout=300)
+    found = json.loads(run(tmp_path / "run", "--samples", 4, "--noise", "--json"))
+    assert found["inputs"] == [4, 1, 8, 8]
+    assert "bound_without_steps" in found
+    assert found["noise"][0]["draws"][0]["samples"] == 360
+
+
+def test_networks_without_residual_blocks_have_the_robustness_figures():
+    output = run("cifar/densenet22", "--no-theory", "--data", "digits", "--noise", "--images", 20, "--json")
+    assert "blocks" not in json.loads(output)
+    with pytest.raises(StabilityError, match="--no-theory"):
+        run("cifar/densenet22", "--data", "digits", "--noise")
 
 
 def test_figure_1(tmp_path):
@@ -77,8 +91,9 @@ def test_pictures_without_step_sizes_and_without_a_bound(tmp_path, plain, digits
 def test_mistakes(tmp_path):
     with pytest.raises(StabilityError, match="need test images; give --data"):
         run("cifar/resnet8", "--noise", "--input-size", 8)
-    with pytest.raises(StabilityError, match=r"layer1\.0\.se.*--no-bound"):
+    with pytest.raises(StabilityError, match=r"layer1\.0\.se.*--no-bound") as error:
         run("timm/seresnet18", "--input-size", 32)
+    assert "\n" not in str(error.value)
     broken = tmp_path / "w.safetensors"
     broken.write_bytes(b"not weights")
     with pytest.raises(CheckpointError):

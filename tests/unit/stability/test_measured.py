@@ -199,3 +199,17 @@ def test_a_network_with_a_gate_has_all_measured_figures():
     assert "bound" not in found
     assert all(math.isfinite(block["growth_power"]) for block in found["blocks"])
     assert {"branch_share", "euler_radius", "step_size"} <= set(found["blocks"][0])
+
+
+def test_figures_are_in_whole_float32_inside_a_run_that_is_not(plain, digits):
+    images = digits.test[0][:4]
+    expected = measured_growth(open_chain(plain, images), "random")
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            found = measured_growth(open_chain(plain, images), "random")
+        assert torch.backends.cudnn.allow_tf32
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+    assert found == expected
