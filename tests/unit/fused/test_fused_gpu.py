@@ -51,7 +51,7 @@ def test_networks_agree_and_fold_exactly():
         logits.square().sum().backward()
         found[path] = [logits.detach(), *(parameter.grad for parameter in net.parameters())]
     for mine, plain in zip(found[None], found[False], strict=True):
-        assert agreement.relative_error(mine, plain.double().cpu()) < 1e-4
+        assert agreement.relative_error(mine, plain.double().cpu()) < 1e-3
     net = attached().eval()
     with torch.no_grad():
         assert torch.equal(timestepper.fold(net)(images), net(images))
