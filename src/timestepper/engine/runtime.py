@@ -38,7 +38,7 @@ class Runtime:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(self.deterministic)
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
+            torch.cuda.set_device(self.device.index or 0)
 
     def place(self, model: nn.Module) -> nn.Module:
         """Move a model to the device and layout; compile it in place, which keeps its state-dict keys clean."""
