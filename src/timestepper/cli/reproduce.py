@@ -1,5 +1,7 @@
 """timestepper reproduce: a table or figure of the paper, trained where needed, ours beside the paper's."""
 
+import contextlib
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,7 +51,8 @@ def reproduce(
             gather.warn(problems + damaged)
             gather.show([_plan_table(steps, name)])
             return
-        code = _bring_to_end(steps, results)
+        with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
+            code = _bring_to_end(steps, results)
         records, damaged = report.load_records(results)
     gather.warn(problems + damaged)
     tables = _tables(name, steps, found_claims, records)

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from timestepper.api import Attached, step_sizes
 from timestepper.engine.distributed import Group
 from timestepper.engine.runtime import Runtime, choose_device
 from timestepper.errors import RecordError
@@ -55,23 +58,20 @@ def _stability(trained: Trained, runtime: Runtime) -> dict[str, Any]:
     chain = open_chain(trained.model, images)
     bound = proposition_1(chain)
     growth = {kind: measured_growth(chain, kind, labels=labels) for kind in ("random", "adversarial", "power")}
-    steps = record_step_sizes(trained)
     return {
         "blocks": [block.path for block in bound.blocks],
         "log_bound": [block.log for block in bound.blocks],
         "log_growth": {kind: [_log(value) for value in found.blocks] for kind, found in growth.items()},
         "log_end_to_end": {kind: _log(found.end_to_end) for kind, found in growth.items()},
-        "step_sizes": steps,
+        "step_sizes": _mean_steps(trained.model),
     }
 
 
-def record_step_sizes(trained: Trained) -> list[float]:
-    """Mean step size of every block in depth order; 1 for a plain network's."""
-    from timestepper.api import Attached, step_sizes
-
-    if not isinstance(trained.model, Attached):
+def _mean_steps(model: nn.Module) -> list[float]:
+    """Mean step size of every block in depth order; nothing for a plain network."""
+    if not isinstance(model, Attached):
         return []
-    return [value for dt in step_sizes(trained.model).values() for value in dt.mean(1).tolist()]
+    return [value for dt in step_sizes(model).values() for value in dt.mean(1).tolist()]
 
 
 def _batches(trained: Trained, runtime: Runtime) -> Iterable[tuple[Any, Any]]:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -142,16 +142,18 @@ def schedule_label(task: Task, claims: Claims) -> tuple[str, bool]:
 
 
 def condition_labels(tasks: Iterable[Task]) -> dict[Task, str]:
-    """What tells apart tasks that agree in data, model and length: ``precision bf16``; empty where nothing does."""
-    alike: dict[tuple, list[Task]] = defaultdict(list)
-    for task in dict.fromkeys(tasks):
-        alike[task.data, task.model, task.epochs, task.batch_size].append(task)
+    """What tells a task from the one that most runs share, where data, model and length agree: ``precision bf16``."""
+    alike: dict[tuple, Counter[Task]] = defaultdict(Counter)
+    for task in tasks:
+        alike[task.data, task.model, task.epochs, task.batch_size][task] += 1
     labels = {}
     for same in alike.values():
-        flat = [_flat(json.loads(task.conditions)) for task in same]
-        for task, settings in zip(same, flat, strict=True):
-            differing = [key for key in settings if any(other.get(key) != settings[key] for other in flat)]
-            labels[task] = ", ".join(f"{key.rpartition('.')[2]} {_short(settings[key])}" for key in differing)
+        usual = _flat(json.loads(same.most_common(1)[0][0].conditions))
+        for task in same:
+            settings = _flat(json.loads(task.conditions))
+            differing = [key for key in settings if settings[key] != usual.get(key)]
+            words = [f"{key.rpartition('.')[2].replace('_', ' ')} {_short(settings[key])}" for key in differing]
+            labels[task] = ", ".join(words)
     return labels
 
 

@@ -89,19 +89,25 @@ def _sections(
     label = _label(groups, claims)
     missing = "Not yet run." if claims else ""
 
-    def drawn(name: str, title: str, *parts: Figure | None, tables: Sequence[Table] = ()) -> Section:
-        shown = tuple(part for part in parts if part is not None)
-        return Section(name, title, shown, tuple(tables), "" if shown or tables else missing)
+    def drawn(name: str, title: str, *parts: Figure | Table | None) -> Section:
+        shown = tuple(part for part in parts if isinstance(part, Figure))
+        tables = tuple(part for part in parts if isinstance(part, Table))
+        return Section(name, title, shown, tables, "" if shown or tables else missing)
 
-    measured = [results.measured_table(groups, label)] if groups else []
+    measured = results.measured_table(groups, label) if groups else None
     return [
-        drawn("results", "Results", figures.comparison(groups, label), tables=measured),
+        drawn("results", "Results", figures.comparison(groups, label), measured),
         Section("claims", "What the paper says", tables=(results.verdict_table(found),) if found else ()),
         drawn("learning", "Learning", figures.learning_curves(groups, label)),
-        drawn("noise", "Noise", figures.noise(groups, label)),
+        drawn("noise", "Noise", figures.noise(groups, label), results.noise_table(groups, label)),
         drawn("depth", "Depth", figures.depth(groups, lambda task: schedule_label(task, claims)[0])),
         drawn("steps", "Step sizes", step_figures.final_steps(groups, label), step_figures.step_sizes(groups, label)),
-        drawn("stability", "Stability", step_figures.stability(groups, label)),
+        drawn(
+            "stability",
+            "Stability",
+            step_figures.stability(groups, label),
+            results.stability_table(groups, label),
+        ),
         Section("tables", "The paper's tables", tables=tuple(_paper_tables(claims, groups, label))),
         Section("counts", "Parameters, GFLOPs and shapes", tables=tuple(_count_tables(claims, computed))),
         Section("ivp", "An initial value problem", figures=_first_figure(computed)),
@@ -161,7 +167,7 @@ def _label(groups: Sequence[Group], claims: Claims) -> Callable[[Task], str]:
 
 
 def _headline(found: Sequence[verdicts.Verdict]) -> dict[str, int]:
-    states = list(verdicts.headline(found).values())
+    states = [verdict.state for verdict in verdicts.headline(found)]
     order = (verdicts.REPRODUCED, verdicts.NOT_REPRODUCED, verdicts.NOT_RUN)
     return {state: states.count(state) for state in order} if states else {}
 

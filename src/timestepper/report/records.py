@@ -35,7 +35,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Record:
-    """One finished run."""
+    """One finished run: the parts of a record that the page uses; others may stand beside them."""
 
     schema: int
     kind: str
@@ -89,7 +89,8 @@ def read_record(path: Path) -> Record:
         )
     if digest({key: value for key, value in content.items() if key != "sha256"}) != content.get("sha256"):
         raise RecordError(f"{path}: the checksum does not fit, so it was edited or damaged; restore it or run it again")
-    record = strict.build(Record, {**content, "path": str(path)}, str(path))
+    known = {name: value for name, value in content.items() if name in Record.__dataclass_fields__}
+    record = strict.build(Record, {**known, "path": str(path)}, str(path))
     _check_finished(record)
     return record
 

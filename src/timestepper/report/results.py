@@ -1,5 +1,6 @@
 """The tables of results: what was measured, beside the paper's numbers, and what is still to run."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from timestepper.report.tables import Cell, Table
 from timestepper.report.verdicts import NOT_REPRODUCED, NOT_RUN, REPRODUCED, Verdict
 
 _TONES = {REPRODUCED: "good", NOT_REPRODUCED: "bad", NOT_RUN: "quiet"}
+_KINDS = ("power", "adversarial", "random")
+_TEN = math.log(10)
 Label = Callable[[Task], str]
 
 
@@ -103,6 +106,40 @@ def steps_table(claim: Claim, groups: Sequence[Group]) -> Table:
 def _block_cell(group: Group, block: str) -> Cell:
     values = group.values(lambda record: quantities.paper_block(record, block))
     return Cell(interval(values.values()).spread(3) if values else "")
+
+
+def noise_table(groups: Sequence[Group], label: Label) -> Table | None:
+    """Test error at every noise level that all runs with a noise table share."""
+    rows = []
+    levels: list[float] = []
+    for group in groups:
+        curves = [dict(quantities.noise_curve(record, "error")) for record in group.runs.values() if record.noise]
+        if not curves:
+            continue
+        levels = levels or list(curves[0])
+        shown = [interval(curve[level] for curve in curves if level in curve) for level in levels]
+        name = f"{label(group.task)}: {subject_name(group.subject)}, {_seeds(len(curves))}"
+        rows.append((Cell(name), *(Cell(found.spread(1)) for found in shown)))
+    caption = "Test error in percent by standard deviation of the noise: mean ± standard deviation over seeds"
+    return Table("noise-table", caption, ("Runs", *(f"{level:g}" for level in levels)), tuple(rows)) if rows else None
+
+
+def stability_table(groups: Sequence[Group], label: Label) -> Table | None:
+    """End to end: the bound and what was measured, as powers of ten."""
+    rows = []
+    for group in groups:
+        found = [record.stability for record in group.runs.values() if record.stability]
+        if not found:
+            continue
+        bound = interval(sum(growth.log_bound) / _TEN for growth in found)
+        name = f"{label(group.task)}: {subject_name(group.subject)}, {_seeds(len(found))}"
+        measured = [interval(growth.log_end_to_end[kind] / _TEN for growth in found) for kind in _KINDS]
+        rows.append((Cell(name), Cell(bound.spread(1)), *(Cell(value.spread()) for value in measured)))
+    columns = ("Runs", "Bound (Proposition 1)", "Worst found", "Adversarial", "Random")
+    caption = (
+        "From the first block's input to the last block's output: decimal logarithm of the growth of a perturbation"
+    )
+    return Table("stability-table", caption, columns, tuple(rows)) if rows else None
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Table:

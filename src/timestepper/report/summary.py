@@ -23,18 +23,26 @@ def summarise(
     best = _main_task(groups)
     if best:
         lines.append(_compare(best, label))
-    states = list(verdicts.headline(found).values())
-    if states:
-        count = {state: states.count(state) for state in set(states)}
-        lines.append(
-            f"Of {len(states)} statements of the paper that can be checked, {count.get(verdicts.REPRODUCED, 0)} are "
-            f"reproduced, {count.get(verdicts.NOT_REPRODUCED, 0)} are not, and {count.get(verdicts.NOT_RUN, 0)} are "
-            "not yet run."
-        )
+    if found:
+        lines.append(_count_verdicts(verdicts.headline(found)))
     if counted:
         equal, total = counts.agreement(claims, counted)
         lines.append(f"{equal} of the paper's {total} parameter and GFLOPs figures come out to the printed digit.")
     return lines
+
+
+def _count_verdicts(chosen: Sequence[verdicts.Verdict]) -> str:
+    states = [verdict.state for verdict in chosen]
+    text = (
+        f"Of {len(states)} statements of the paper that can be checked, {states.count(verdicts.REPRODUCED)} are "
+        f"reproduced, {states.count(verdicts.NOT_REPRODUCED)} are not, and {states.count(verdicts.NOT_RUN)} are not "
+        "yet run"
+    )
+    decided = [verdict for verdict in chosen if verdict.state != verdicts.NOT_RUN]
+    lesser = sum(verdict.short or verdict.stand_in for verdict in decided)
+    if lesser:
+        text += f"; {lesser} of these {len(decided)} verdicts rest on a short schedule or on a smaller stand-in"
+    return f"{text}."
 
 
 def _main_task(groups: Sequence[Group]) -> list[Group]:

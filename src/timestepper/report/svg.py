@@ -71,7 +71,7 @@ def heat_map(
     rows: Sequence[Sequence[float]], names: Sequence[str], x_label: str, x_ends: tuple[str, str], title: str, text: str
 ) -> str:
     """Values in 0..1 as the strength of one colour; ``names`` label some rows, empty strings none."""
-    cell = max(7.0, min(16.0, 300 / max(1, len(rows))))
+    cell = max(1.0, min(16.0, 300 / len(rows)))
     left, width = 62.0, (WIDTH - 62.0 - RIGHT) / len(rows[0])
     height = cell * len(rows) + 30
     shades: dict[int, list[str]] = {}

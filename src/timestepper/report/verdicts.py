@@ -45,8 +45,8 @@ def judge(claims: Claims, groups: Sequence[Group], solutions: dict[str, Any] | N
     return found
 
 
-def headline(verdicts: Iterable[Verdict]) -> dict[str, str]:
-    """One state per statement: the paper's own task and schedule count before a short schedule before a stand-in.
+def headline(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """One verdict per statement: the paper's own task and schedule count before a short schedule before a stand-in.
 
     Where equally good evidence disagrees, the statement is not reproduced.
     """
@@ -54,10 +54,10 @@ def headline(verdicts: Iterable[Verdict]) -> dict[str, str]:
     def rank(verdict: Verdict) -> tuple[bool, bool, bool, bool]:
         return verdict.state == NOT_RUN, verdict.stand_in, verdict.short, verdict.state != NOT_REPRODUCED
 
-    states: dict[str, str] = {}
+    chosen: dict[str, Verdict] = {}
     for verdict in sorted(verdicts, key=rank):
-        states.setdefault(verdict.statement.id, verdict.state)
-    return states
+        chosen.setdefault(verdict.statement.id, verdict)
+    return list(chosen.values())
 
 
 # -- statements about runs -------------------------------------------------------------------------------------------

@@ -1,0 +1,42 @@
+"""Real records: plain and lstm on the digits, two seeds each, written by the project's own runs."""
+
+import pytest
+
+from timestepper import report
+from timestepper.cli.gather import compute
+from timestepper.experiment.load import load
+from timestepper.experiment.measure import complete
+from timestepper.experiment.start import start
+from timestepper.report import Pending
+
+
+@pytest.fixture(scope="session")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("digits")
+    for kind in ("none", "lstm"):
+        for seed in (0, 1):
+            changes = [f"controller.kind={kind}", f"run.seed={seed}", "run.epochs=2", "run.tensorboard=false"]
+            run = folder / "runs" / f"{kind}{seed}"
+            assert start(load("smoke/digits", changes), name="smoke/digits", run_dir=run) == 0
+            complete(run, folder / "results", ["noise", "stability"] if seed == 0 else [])
+    return folder / "results"
+
+
+@pytest.fixture
+def records(results):
+    found, problems = report.load_records(results)
+    assert not problems
+    return found
+
+
+@pytest.fixture(scope="session")
+def whole_page(results, tmp_path_factory):
+    """The page as ``timestepper report`` writes it, with claims, counts and pending runs."""
+    folder = tmp_path_factory.mktemp("page")
+    claims, _ = report.load_claims()
+    records, _ = report.load_records(results)
+    out = folder / "page.html"
+    options = {"computed": compute(claims), "pending": [Pending("fig5", "ResNet-506, CIFAR-10, lstm", 3, 8.4)]}
+    problems = ["results/x.json: the checksum does not fit"]
+    report.write_page(records, claims, out, folder / "page.md", "A <title> & more", problems=problems, **options)
+    return out

@@ -1,0 +1,67 @@
+import pytest
+
+from timestepper.errors import RecordError
+from timestepper.experiment import counts as counted_by
+from timestepper.report import counts, load_claims
+
+
+@pytest.fixture(scope="module")
+def claims():
+    return load_claims()[0]
+
+
+@pytest.fixture(scope="module")
+def counted(claims):
+    return counted_by.measure(counts.wanted(claims))
+
+
+def test_what_agrees_and_what_does_not_is_known(claims, counted):
+    differing = {
+        (row.label, quantity)
+        for name in ("table2", "table3")
+        for row in claims[name].row
+        for quantity, paper in row.paper.items()
+        if quantity in counts.COUNTS and not counts.agrees(counts._count(counted, row, quantity), paper)
+    }
+    parameters = {item for item in differing if item[1].startswith("parameters")}
+    assert parameters == {
+        ("TSC_2fc-ResNet", "parameters_train"),
+        ("TSC-ResNeXt-50", "parameters_train"),
+        ("TSC-ResNeXt-101", "parameters_train"),
+    }
+    inference = {label.removeprefix("TSC-") for label, quantity in differing if quantity == "gflops_inference"}
+    assert inference == {"ResNet-101", "SENet-50", "SENet-101"}
+
+
+def test_numbers_that_the_footnotes_quote(counted):
+    assert f"{counted['timm/resnet50 two_fc']['parameters_train'] / 1e6:.2f}" == "31.23"
+    assert f"{counted['timm/resnext50_32x4d lstm']['parameters_train'] / 1e6:.2f}" == "27.47"
+    small = counted["timm/resnet18 lstm"]
+    assert f"{small['gflops_inference'] + small['gflops_matrices']:.2f}" == "1.82"
+
+
+def test_every_difference_has_a_footnote(claims, counted, monkeypatch):
+    shapes = counted_by.structures({stage.model for stage in claims["table6"].structure})
+    tables = counts.tables(claims, counted, shapes)
+    assert [table.name for table in tables] == [f"table{number}-counts" for number in (1, 2, 3, 6)]
+    for table in tables:
+        for row in table.rows:
+            assert all(cell.notes for cell in row if cell.tone == "bad"), row
+    structure = tables[-1]
+    assert all(cell.tone == "good" for row in structure.rows[1::2] for cell in row[1:])
+    monkeypatch.setattr(counts, "NOTES", ())
+    with pytest.raises(RecordError, match="no footnote"):
+        counts.counts_table(claims["table3"], counted)
+
+
+def test_table_1_counts_the_weights_of_the_real_controllers(claims, counted):
+    table = counts.complexity_table(claims["table1"], counted)
+    assert len(table.rows) == 6
+    assert all(row[3].tone == "good" for row in table.rows)
+
+
+def test_markdown_has_every_row_and_note(claims, counted):
+    table = counts.counts_table(claims["table2"], counted)
+    text = table.markdown()
+    assert "| TSC_2fc-ResNet | 31.58 / 31.23[1] | 25.57 / 25.57 | 3.88 / 3.87[2] | 3.86 / 3.86 |" in text
+    assert text.count("\n[") == len(table.notes) == 2

@@ -1,0 +1,68 @@
+from dataclasses import replace
+
+import pytest
+
+from timestepper.experiment.load import as_dict, load
+from timestepper.report import load_claims
+from timestepper.report.groups import (
+    condition_labels,
+    group,
+    model_name,
+    schedule_label,
+    subject_name,
+    subject_of,
+    task_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "subject"),
+    [
+        (["controller.kind=none"], "plain"),
+        (["controller.kind=two_fc"], "two_fc"),
+        (["controller.kind=fixed", "controller.value=0.01"], "fixed(0.01)"),
+        (["controller.kind=none", "model.last_norm_init=0.5"], "plain, last norm starts at 0.5"),
+        (["controller.kind=none", "model.last_norm_init=0"], "plain, last norm starts at 0"),
+        (["controller.kind=lstm", "controller.weight_decay=0"], "lstm, weight decay 0.0"),
+        (["controller.kind=lstm", "controller.descriptor_gradient=false"], "lstm, descriptor gradient false"),
+    ],
+)
+def test_what_was_put_on_the_network(changes, subject):
+    assert subject_of(as_dict(load("paper/cifar10", changes))) == subject
+
+
+def like(record, *changes, name="paper/cifar10"):
+    return replace(record, recipe=as_dict(load(name, changes)))
+
+
+def test_a_short_schedule_is_marked(records):
+    claims, _ = load_claims()
+    paper = task_of(like(records[0]))
+    short = task_of(like(records[0], "run.epochs=120", "data.batch_size=128"))
+    assert schedule_label(paper, claims) == ("paper's schedule (300 epochs, batch 64)", True)
+    assert schedule_label(short, claims) == ("short schedule (120 epochs, batch 128)", False)
+    assert schedule_label(task_of(records[0]), claims) == ("2 epochs, batch 64", True)
+
+
+def test_how_a_run_was_computed_does_not_part_it_from_others(records):
+    fast = like(records[0], "runtime.compile=true", "data.workers=3", "run.checkpoint_epochs=1", "data.root=/elsewhere")
+    slow = like(records[0], "runtime.compile=false", "runtime.cuda_graph=false")
+    assert task_of(fast) == task_of(slow)
+
+
+def test_what_else_differs_is_said(records):
+    tasks = [task_of(like(records[0], f"runtime.precision={precision}")) for precision in ("tf32", "bf16")]
+    assert list(condition_labels(tasks).values()) == ["", "precision bf16"]
+    assert list(condition_labels([*tasks, tasks[1]]).values()) == ["precision tf32", ""]
+
+
+def test_real_runs_group_by_controller_with_plain_first(records):
+    groups = group(records)
+    assert [(found.subject, list(found.runs)) for found in groups] == [("plain", [0, 1]), ("lstm", [0, 1])]
+
+
+def test_names_for_people():
+    named = {"timm/resnext50_32x4d": "ResNeXt-50", "timm/seresnet101": "SENet-101", "cifar/cliquenet": "CliqueNet"}
+    assert {model: model_name(model) for model in named} == named
+    assert model_name("mine/odd_net") == "mine/odd_net"
+    assert subject_name("fixed(0.01)") == "fixed 0.01"

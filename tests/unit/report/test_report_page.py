@@ -1,0 +1,150 @@
+"""The page as text: complete, self-contained, accessible, whatever the records."""
+
+import itertools
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+
+from timestepper import report
+from timestepper.experiment.load import as_dict, load
+from timestepper.report import page, verdicts
+from timestepper.report.groups import group
+
+
+class Tags(HTMLParser):
+    """Every start tag with its attributes, in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def all(self, *names):
+        return [(tag, attrs) for tag, attrs in self.found if tag in names]
+
+
+def test_it_is_one_file_that_loads_nothing(whole_page):
+    text = whole_page.read_text()
+    tags = Tags(text)
+    assert not tags.all("script", "img", "iframe", "object", "embed")
+    assert [attrs["href"] for _, attrs in tags.all("link")] == ["data:,"]
+    assert "url(" not in text
+    assert "@import" not in text
+    assert not re.findall(r"https?://", text)
+
+
+def test_a_screen_reader_finds_its_way(whole_page):
+    tags = Tags(whole_page.read_text())
+    assert tags.all("html")[0][1]["lang"] == "en"
+    levels = [int(tag[1]) for tag, _ in tags.all("h1", "h2", "h3", "h4")]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(later - earlier <= 1 for earlier, later in itertools.pairwise(levels))
+    identifiers = [attrs["id"] for _, attrs in tags.found if "id" in attrs]
+    assert len(identifiers) == len(set(identifiers))
+    drawings = tags.all("svg")
+    assert len(drawings) == len(tags.all("desc")) > 8
+    for _, attrs in drawings:
+        assert attrs["role"] == "img"
+        assert set(attrs["aria-labelledby"].split()) <= set(identifiers)
+    assert len(tags.all("table")) == len(tags.all("caption")) > 8
+    assert all(attrs.get("scope") in ("col", "row") for _, attrs in tags.all("th"))
+    targets = [attrs["href"].removeprefix("#") for _, attrs in tags.all("a")]
+    assert targets
+    assert set(targets) <= set(identifiers)
+
+
+def test_descriptions_are_not_empty(whole_page):
+    found = re.findall(r"<desc[^>]*>(.*?)</desc>", whole_page.read_text())
+    assert found
+    assert all(len(text) > 15 for text in found)
+
+
+def test_text_from_files_is_escaped(whole_page):
+    assert "A &lt;title&gt; &amp; more" in whole_page.read_text()
+
+
+def test_the_same_tables_are_in_the_markdown(whole_page):
+    text, markdown = whole_page.read_text(), whole_page.with_suffix(".md").read_text()
+    captions = [re.sub(r"\s+", " ", c) for c in re.findall(r"<caption>(.*?)</caption>", text, re.S)]
+    for caption in captions:
+        assert f"**{caption.replace('&#39;', chr(39))}**" in markdown
+    assert "ResNet-506, CIFAR-10, lstm | fig5 | 3 | 8.4 h" in markdown
+    assert "results/x.json: the checksum does not fit" in markdown
+
+
+def test_every_section_of_the_issue_is_there(whole_page):
+    text = whole_page.read_text()
+    names = ("results", "claims", "learning", "noise", "depth", "steps", "stability", "tables", "counts", "ivp")
+    for name in (*names, "pending", "records"):
+        assert f'id="{name}-section"' in text, name
+    depth = text[text.index('id="depth-section"') :]
+    assert "Not yet run." in depth[: depth.index("</section>")]
+
+
+def test_without_records_everything_else_is_still_reported(tmp_path):
+    claims, _ = report.load_claims()
+    report.write_page([], claims, tmp_path / "page.html", tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    assert "No finished runs yet." in text
+    assert "There are no records yet" in text
+    assert "**Table 2: Controllers compared on ImageNet, ResNet-50**" in text
+    assert "reproduced |" not in text
+
+
+def test_without_claims_it_is_a_comparison_of_two_runs(records, tmp_path):
+    report.write_page(records[:2], {}, tmp_path / "page.html", tmp_path / "page.md", title="Digits")
+    text = (tmp_path / "page.html").read_text()
+    assert "not yet run" not in text.lower()
+    assert "paper" not in re.sub(r"--paper", "", text.lower())
+
+
+def test_a_short_schedule_is_marked_wherever_it_appears(records, tmp_path):
+    claims, _ = report.load_claims()
+    short = ["run.epochs=120", "data.batch_size=128"]
+    kinds = {"none": "controller.kind=none", "lstm": "controller.kind=lstm"}
+    pretended = [
+        replace(r, recipe=as_dict(load("paper/cifar10", [*short, kinds[r.recipe["controller"]["kind"]]])))
+        for r in records
+    ]
+    report.write_page(pretended, claims, tmp_path / "page.html", tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    lines = [line for line in text.splitlines() if line.startswith("|") and "ResNet-56, CIFAR-10" in line]
+    measured = [line for line in lines if "not yet run" not in line]
+    assert len(measured) > 4
+    assert all("short schedule (120 epochs, batch 128)" in line for line in measured)
+    assert "rest on a short schedule or on a smaller stand-in" in text
+    found = verdicts.judge(claims, group(pretended))
+    assert all(verdict.short for verdict in found if verdict.state != verdicts.NOT_RUN)
+
+
+def test_the_report_never_imports_torch(results, tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from timestepper import report\n"
+        f"records, _ = report.load_records(Path({str(results)!r})); claims, _ = report.load_claims()\n"
+        f"report.write_page(records, claims, Path({str(tmp_path / 'a.html')!r}), Path({str(tmp_path / 'a.md')!r}))\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def luminance(colour):
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_colours_have_contrast_in_light_and_dark():
+    style = (page._FOLDER / "page.css").read_text()
+    themes = re.findall(r":root \{(.*?)\}", style, re.S)[:2]
+    for theme in themes:
+        colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", theme))
+        paper = luminance(colours["paper"])
+        for name in ("ink", "soft", "plain", "stepped", "quiet", "good", "bad"):
+            lighter, darker = sorted((paper, luminance(colours[name])), reverse=True)
+            assert (lighter + 0.05) / (darker + 0.05) >= 4.5, (name, colours[name])

@@ -1,0 +1,86 @@
+import json
+
+import pytest
+
+from timestepper import report
+from timestepper.report.records import digest
+
+
+@pytest.fixture
+def folder(results, tmp_path):
+    for path in results.glob("*.json"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def rewrite(path, change, seal):
+    """Change a record's content; ``seal`` gives it a checksum that fits."""
+    content = json.loads(path.read_text())
+    change(content)
+    if seal:
+        content.pop("sha256")
+        content["sha256"] = digest(content)
+    path.write_text(json.dumps(content))
+
+
+def test_records_of_the_real_writer_are_read(records):
+    assert len(records) == 4
+    assert {record.recipe["controller"]["kind"] for record in records} == {"none", "lstm"}
+    assert sum(record.noise is not None for record in records) == 2
+    measured = next(record for record in records if record.stability)
+    assert len(measured.stability.log_bound) == len(measured.stability.blocks) == 3
+
+
+CASES = {
+    "edited": (lambda c: c["final"]["test"].update(error=0.0), False, "edited or damaged"),
+    "another schema": (lambda c: c.update(schema=2), True, "schema version 2, this program reads 1"),
+    "unfinished": (lambda c: c["epochs"].pop(), True, "1 of 2 epochs"),
+    "no figures": (lambda c: c["final"].pop("test"), True, "final.test.error"),
+    "a missing part": (lambda c: c.pop("device"), True, "key device is missing"),
+    "a strange table": (lambda c: c.update(noise={"levels": [0]}), True, "noise: key error is missing"),
+    "a wrong type": (lambda c: c.update(seed="0"), True, "seed must be a whole number"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_bad_record_is_named_and_the_others_still_count(folder, case):
+    change, seal, complaint = CASES[case]
+    bad = sorted(folder.glob("*.json"))[0]
+    rewrite(bad, change, seal)
+    records, problems = report.load_records(folder)
+    assert len(records) == 3
+    assert len(problems) == 1
+    assert str(bad) in problems[0]
+    assert complaint in problems[0]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1, 2]", b"\xff\xfe", b'{"a": 1}'])
+def test_a_file_that_is_no_record_is_named(folder, content):
+    (folder / "stray.json").write_bytes(content)
+    records, problems = report.load_records(folder)
+    assert len(records) == 4
+    assert [str(folder / "stray.json") in problem for problem in problems] == [True]
+
+
+def test_more_than_is_needed_does_no_harm(folder):
+    rewrite(sorted(folder.glob("*.json"))[0], lambda content: content.update(further={"a": 1}), seal=True)
+    records, problems = report.load_records(folder)
+    assert (len(records), problems) == (4, [])
+
+
+def test_every_truncation_is_noticed(folder):
+    path = sorted(folder.glob("*.json"))[0]
+    whole = path.read_bytes()
+    for length in range(0, len(whole) - 2, len(whole) // 25):
+        path.write_bytes(whole[:length])
+        _, problems = report.load_records(folder)
+        assert len(problems) == 1, length
+
+
+def test_the_same_run_twice_counts_once(folder, tmp_path):
+    first = sorted(folder.glob("*.json"))[0]
+    (folder / "copy.json").write_bytes(first.read_bytes())
+    records, _ = report.load_records(folder)
+    report.write_page(records, {}, tmp_path / "page.html", tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    assert f"{first}: the same run as {folder / 'copy.json'}" in text

@@ -1,0 +1,161 @@
+"""The command in processes of its own, on the digits: train, skip, resume, measure, report."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+SET = """
+set = "mini"
+title = "Digits"
+seeds = [0, 1]
+measure = ["noise", "stability"]
+
+[[train]]
+base = "smoke/digits"
+overrides = ["run.epochs=2", "run.tensorboard=false"]
+vary = { "controller.kind" = ["none", "lstm"] }
+hours = 0.01
+"""
+
+
+def command(folder, *arguments):
+    return [sys.executable, "-m", "timestepper", *arguments], {
+        "cwd": folder,
+        "env": {**os.environ, "OMP_NUM_THREADS": "1"},
+        "text": True,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }
+
+
+def run(folder, *arguments):
+    line, options = command(folder, *arguments)
+    return subprocess.run(line, **options, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mini")
+    (path / "mini.toml").write_text(SET)
+    return path
+
+
+@pytest.fixture(scope="module")
+def done(folder):
+    """A set that was stopped in the middle and then brought to its end."""
+    line, options = command(folder, "reproduce", "mini.toml")
+    process = subprocess.Popen(line, **options)
+    while not any(path.stat().st_size for path in (folder / "runs").glob("*/metrics.jsonl")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    stopped = process.communicate(timeout=120)
+    listed = run(folder, "reproduce", "mini.toml", "--list")
+    finished = run(folder, "reproduce", "mini.toml")
+    return process.returncode, stopped, listed, finished
+
+
+def test_an_interrupted_set_says_so_and_goes_on(folder, done):
+    code, (_, errors), listed, finished = done
+    assert code == 130
+    assert "the same command goes on from there" in errors
+    assert "0 of 4 runs done" in listed.stdout
+    assert "interrupted" in listed.stdout
+    assert finished.returncode == 0, finished.stderr
+    assert "going on at step" in finished.stdout
+    assert len(list((folder / "results").glob("*.json"))) == 4
+
+
+def test_ours_are_printed_with_intervals(done):
+    finished = done[3]
+    assert "ResNet-8, digits, 2 epochs, batch 64: plain" in finished.stdout
+    assert "ResNet-8, digits, 2 epochs, batch 64: lstm" in finished.stdout
+
+
+def test_records_carry_noise_and_stability(folder, done):
+    for path in (folder / "results").glob("*.json"):
+        content = json.loads(path.read_text())
+        assert len(content["noise"]["levels"]) == 11
+        assert {len(draws) for draws in content["noise"]["error"]} == {5}
+        clean = content["noise"]["error"][0]
+        assert clean == pytest.approx([content["final"]["test"]["error"]] * 5)
+        growth = content["stability"]
+        for measured, bound in zip(growth["log_growth"]["power"], growth["log_bound"], strict=True):
+            assert measured <= bound
+
+
+def test_what_is_done_is_skipped(folder, done):
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    again = run(folder, "reproduce", "mini.toml")
+    assert again.returncode == 0
+    assert "epoch 1" not in again.stdout
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
+    assert "4 of 4 runs done" in run(folder, "reproduce", "mini.toml", "--list").stdout
+
+
+def test_a_record_that_was_lost_is_written_again_without_training(folder, done):
+    lost = sorted((folder / "results").glob("*.json"))[0]
+    content = lost.read_bytes()
+    lost.unlink()
+    assert "finished, to be recorded" in run(folder, "reproduce", "mini.toml", "--list").stdout
+    again = run(folder, "reproduce", "mini.toml")
+    assert "epoch 1" not in again.stdout
+    assert lost.read_bytes() == content
+
+
+def test_a_damaged_record_is_named_and_the_rest_reported(folder, done):
+    bad = sorted((folder / "results").glob("*.json"))[0]
+    content = bad.read_bytes()
+    bad.write_bytes(content.replace(b'"seed": 0', b'"seed": 7'))
+    try:
+        result = run(folder, "report", "--out", "page.html")
+        assert result.returncode == 0, result.stderr
+        assert f"warning: results/{bad.name}: the checksum does not fit" in result.stderr
+        assert "3 records" in result.stdout
+        page = (folder / "page.html").read_text()
+        assert bad.name in page
+        assert "Expected GPU time" in page
+        assert "results/" + bad.name in (folder / "page.md").read_text()
+    finally:
+        bad.write_bytes(content)
+
+
+def test_a_run_that_cannot_start_does_not_stop_the_others(folder, done):
+    mixed = SET.replace('"mini"', '"mixed"') + '\n[[train]]\nbase = "paper/cifar10"\nhours = 0.1\n'
+    (folder / "mixed.toml").write_text(mixed.replace("measure", "short = []\nmeasure"))
+    nowhere = folder / "nowhere"
+    nowhere.mkdir(exist_ok=True)
+    result = run(folder, "reproduce", "mixed.toml", "--data-root", str(nowhere))
+    assert result.returncode == 1
+    assert result.stderr.count("error:") == 1  # the second seed would only say the same
+    assert str(nowhere) in result.stderr
+    assert "ResNet-8, digits" in result.stdout
+
+
+def test_counts_as_json(tmp_path):
+    result = run(tmp_path, "reproduce", "counts", "--json")
+    assert result.returncode == 0, result.stderr
+    tables = {table["name"]: table for table in json.loads(result.stdout)}
+    assert list(tables) == [f"table{number}-counts" for number in (1, 2, 3, 6)]
+    for table in tables.values():
+        used = {note for row in table["rows"] for cell in row for note in cell["notes"]}
+        assert used == set(range(1, len(table["notes"]) + 1))
+
+
+def test_an_unknown_name_is_one_line(tmp_path):
+    result = run(tmp_path, "reproduce", "table9")
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: unknown set 'table9'; known are fig1")
+    assert "Traceback" not in result.stderr
+
+
+def test_figure_1_needs_no_run(tmp_path):
+    result = run(tmp_path, "reproduce", "fig1")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("reproduced") >= 3
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,133 @@
+import itertools
+
+import pytest
+
+from timestepper.errors import RecipeError, UnknownNameError
+from timestepper.experiment.load import as_dict, load
+from timestepper.experiment.sets import identity, names, open_sets
+from timestepper.report import load_claims
+from timestepper.report.groups import subject_of
+
+MINI = """
+set = "mini"
+title = "Digits"
+seeds = [0, 1]
+short = ["run.epochs=1"]
+measure = ["noise"]
+
+[[train]]
+base = "smoke/digits"
+vary = { "controller.kind" = ["none", "lstm"] }
+hours = 0.5
+"""
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("short", [False, True])
+def test_every_shipped_set_loads(name, short):
+    assert all(wanted.sets == (name,) for wanted in open_sets(name, short=short))
+
+
+def test_every_table_and_figure_has_a_set():
+    claims, _ = load_claims()
+    assert set(claims) - {"training"} <= set(names())
+
+
+def test_every_row_of_the_paper_is_asked_for():
+    claims, _ = load_claims()
+    for name, claim in claims.items():
+        asked = {
+            (w.recipe.data.name, w.recipe.model.name, subject_of(as_dict(w.recipe)))
+            for w in (open_sets(name) if name in names() else [])
+        }
+        rows = {(row.data, row.model, row.controller) for row in (*claim.row, *claim.steps)}
+        assert rows <= asked, name
+
+
+def test_every_statement_can_be_decided_by_its_set():
+    claims, _ = load_claims()
+    for claim in claims.values():
+        for statement in claim.statement:
+            if statement.quantity == "solution":
+                continue
+            asked = {
+                (w.recipe.data.name, w.recipe.model.name, subject_of(as_dict(w.recipe)), w.recipe.run.seed)
+                for w in open_sets(claim.name)
+            }
+            subjects = [part["controller"] for part in (statement.low, statement.high, statement.group) if part]
+            for place, subject, seed in itertools.product(statement.on, subjects, (0, 1, 2)):
+                for model in statement.over or (place["model"],):
+                    assert (place["data"], model, subject, seed) in asked, statement.id
+
+
+def test_the_ablation_has_its_controls():
+    wanted = open_sets("ablation56")
+    subjects = {subject_of(as_dict(item.recipe)) for item in wanted}
+    assert subjects == {
+        *("plain", "lstm", "two_fc", "independent", "fixed(0.5)", "fixed(0.01)"),
+        *("plain, last norm starts at 0.5", "plain, last norm starts at 0"),
+    }
+    assert len(wanted) == 24
+    assert {(item.recipe.run.epochs, item.recipe.data.batch_size) for item in wanted} == {(120, 128)}
+    assert all(item.measures == ("noise", "stability") for item in wanted)
+    rest = {identity({**as_dict(i.recipe), "controller": {}, "model": {}, "run": {}}) for i in wanted}
+    assert len(rest) == 1  # nothing else differs
+
+
+def test_a_run_of_several_sets_is_run_once():
+    everything = open_sets("all")
+    identities = [wanted.identity for wanted in everything]
+    assert len(identities) == len(set(identities))
+    shared = next(w for w in everything if w.recipe.model.name == "cifar/resnet56" and w.recipe.data.name == "cifar10")
+    assert set(shared.sets) >= {"fig4", "fig5"}
+    assert shared.measures == ("noise", "stability")
+
+
+def test_only_what_is_learned_makes_an_identity():
+    def of(*changes):
+        return identity(as_dict(load("paper/cifar10", changes)))
+
+    assert of() == of("data.root=/elsewhere", "runtime.compile=false", "run.checkpoint_seconds=60", "data.workers=4")
+    assert of() != of("run.seed=1")
+    assert of() != of("runtime.precision=bf16")
+    without = as_dict(load("paper/cifar10"))
+    del without["controller"]["descriptor_gradient"]  # as in a record from before the field existed
+    assert identity(without) == of()
+
+
+def test_folders_do_not_depend_on_where_the_data_is():
+    one, two = (open_sets("fig4", overrides=(f"data.root={root}",)) for root in ("/a", "/b"))
+    assert [wanted.folder for wanted in one] == [wanted.folder for wanted in two]
+    assert len({wanted.folder for wanted in one}) == len(one)
+
+
+def test_a_short_schedule_takes_less_time(tmp_path):
+    (tmp_path / "mini.toml").write_text(MINI)
+    whole, short = (open_sets(str(tmp_path / "mini.toml"), short=short) for short in (False, True))
+    assert [wanted.hours for wanted in whole] == [0.5] * 4
+    assert [wanted.hours for wanted in short] == pytest.approx([0.5 / 3] * 4)
+    assert {wanted.recipe.run.epochs for wanted in short} == {1}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "complaint"),
+    [
+        ("seeds =", "seed =", "unknown key seed; allowed are set, title, seeds"),
+        ("hours = 0.5", 'hours = "long"', "train 1: hours must be a float"),
+        ('base = "smoke/digits"\n', "", "train 1: key base is missing"),
+        ('["noise"]', '["nosie"]', "measure 'nosie' is not known; allowed are noise, stability"),
+        ('"controller.kind"', '"controller.knd"', "unknown key controller.knd"),
+        ("[[train]]", "[[train", "not readable as TOML"),
+    ],
+)
+def test_a_mistake_in_a_set_is_named(tmp_path, before, after, complaint):
+    path = tmp_path / "mini.toml"
+    path.write_text(MINI.replace(before, after))
+    with pytest.raises(RecipeError) as error:
+        open_sets(str(path))
+    assert complaint in str(error.value)
+
+
+def test_an_unknown_set_lists_the_known_ones():
+    with pytest.raises(UnknownNameError, match=r"fig1.*table6.*ablation56"):
+        open_sets("table9")
