@@ -25,7 +25,10 @@ class Mailbox:
         if values.device.type != "cuda":
             self._waiting.append((tag, values.clone(), None))
             return
-        slot = self._free.pop() if self._free else torch.empty_like(values, device="cpu", pin_memory=True)
+        if not self._free:  # all at once: to get pinned memory, the host may have to wait for the device
+            slots = torch.empty(self._lag + 2, *values.shape, dtype=values.dtype, pin_memory=True)
+            self._free = list(slots.unbind())
+        slot = self._free.pop()
         slot.copy_(values, non_blocking=True)
         event = torch.cuda.Event()
         event.record()

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from timestepper.data import ArrayImages, Dataset
-from timestepper.engine.loop import Interrupted
+from timestepper.engine.loop import Interrupted, Training
 from timestepper.engine.rundir import RunDirectory
 from timestepper.engine.runtime import Runtime, choose_device
 from timestepper.engine.signals import Signals
@@ -82,10 +82,15 @@ class Turns:
         return getattr(self._session, "runtime", None)
 
     @property
+    def training(self) -> Training | None:
+        """The run itself, while it is there."""
+        return self._session._training if self._session else None
+
+    @property
     def idle(self) -> bool:
         """Whether the run would only wait for the device."""
-        training = self._session and self._session._training
-        return bool(training and training.waiting and not training.waiting.query())
+        training = self.training
+        return training is not None and training.waiting is not None and not training.waiting.query()
 
     def turn(self) -> bool:
         """One step; whether there is more to do."""
@@ -152,11 +157,11 @@ def sweep(entries: Iterable[Entry], signals: Signals, options: Options, plain: b
     with Board(plain) as board:
         shared = Shared()
         runs = [Turns(entry, board.add(entry.label), shared, options) for entry in entries]
-        _take_turns(runs, signals, options)
+        take_turns(runs, signals, options)
     return runs
 
 
-def _take_turns(runs: list[Turns], signals: Signals, options: Options) -> None:
+def take_turns(runs: Iterable[Turns], signals: Signals, options: Options) -> None:
     """Round and round; a run begins when there is room, and none begins once a signal has asked to stop."""
     waiting, active = deque(runs), list[Turns]()
     configured: tuple[str, bool] | None = None

@@ -1,0 +1,164 @@
+"""What does a sweep gain over one run after another on one GPU, and is each run still the run alone?
+
+    python benchmarks/sweep.py --together 6 3 runtime.precision=bf16
+
+Runs of paper/cifar10 (plain and lstm in turn, each with its own seed) on random images. First each begins alone, until
+its graphs of training and evaluation are recorded: that costs the same either way and is not timed. Then the epochs
+that are left are timed, for one run after another and for all together, with evaluation and checkpoints as in any run.
+At the end the weights and metrics of both are compared, bit by bit. Other arguments are overrides of the recipe.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "src"))
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as the command does
+
+import torch
+from engine_runs import random_data
+from safetensors.torch import load_file
+
+from timestepper.bench.environment import environment
+from timestepper.data import Dataset
+from timestepper.engine.runtime import choose_device
+from timestepper.engine.signals import Signals
+from timestepper.experiment.sweep import Options, Shared, Turns, take_turns
+from timestepper.experiment.sweep_display import Board
+from timestepper.experiment.sweep_plan import Entry, expand
+
+
+class Given(Shared):
+    """The random images, whatever the recipe asks for."""
+
+    def __init__(self, data: Dataset):
+        super().__init__()
+        self._data = data
+
+    def dataset(self, *_: object) -> Dataset:
+        return self._data
+
+
+class Quiet(Board):
+    """Shows nothing but failures."""
+
+    def say(self, line: str) -> None:
+        if "failed" in line or "no CUDA graph" in line or "not compiled" in line:
+            super().say(line)
+
+
+class Until:
+    """A run that stops taking turns after so many epochs."""
+
+    def __init__(self, run: Turns, epochs: int):
+        self._run, self._epochs = run, epochs
+        self.signals = run.signals
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._run, name)
+
+    def turn(self) -> bool:
+        more = self._run.turn()
+        if not more and self._run.outcome == "failed":
+            raise SystemExit(f"{self._run.entry.label}: {self._run.message}")
+        return more and (self._run.training is None or self._run.training.epochs_done < self._epochs)
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def go(runs: list[Turns], epochs: int, jobs: int) -> float:
+    """Seconds until all have done so many epochs."""
+    synchronize()
+    start = time.perf_counter()
+    take_turns([Until(run, epochs) for run in runs], Signals(), Options(jobs=jobs))
+    synchronize()
+    return time.perf_counter() - start
+
+
+def timed(entries: list[Entry], shared: Shared, jobs: int, options: argparse.Namespace) -> list[float]:
+    """Seconds of the timed part: one number for all together, or one for each run with ``jobs=1``."""
+    runs = [Turns(entry, Quiet(plain=True).add(entry.label), shared, Options()) for entry in entries]
+    for run in runs:
+        go([run], options.warm_epochs, 1)
+    seconds = [go(part, options.epochs, jobs) for part in ([runs] if jobs > 1 else [[run] for run in runs])]
+    for run in runs:
+        while run.turn():
+            pass
+    return seconds
+
+
+def differences(first: list[Entry], second: list[Entry]) -> Iterator[dict]:
+    """What differs between the ends of the same runs."""
+    for one, other in zip(first, second, strict=True):
+        a, b = load_file(one.path / "weights.safetensors"), load_file(other.path / "weights.safetensors")
+        equal = all(torch.equal(a[name], b[name]) for name in a)
+        metrics = [(entry.path / "metrics.jsonl").read_bytes() for entry in (one, other)]
+        finals = [json.loads((entry.path / "record.json").read_text())["final"] for entry in (one, other)]
+        yield {
+            "run": one.label,
+            "weights_equal": equal,
+            "metrics_equal": metrics[0] == metrics[1],
+            "train_loss": [final["train"]["loss"] for final in finals],
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", help="section.key=value of the recipe")
+    parser.add_argument("--together", nargs="+", type=int, default=[6, 3], help="numbers of runs")
+    parser.add_argument("--controllers", nargs="+", default=["none", "lstm"])
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--images", type=int, default=12_800, help="of an epoch; a fifth as many are evaluated")
+    parser.add_argument("--warm-epochs", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=7, help="the warm ones included")
+    parser.add_argument("--commit", help="recorded where the source carries no history")
+    parser.add_argument("--json", type=pathlib.Path)
+    options = parser.parse_args()
+    device = choose_device("auto")
+    shared = Given(random_data(options.images, options.images // 5, device))
+    report: dict = {"environment": environment(device, options.commit), "options": vars(options) | {"json": None}}
+    print(json.dumps(report["environment"]))
+    common = [f"data.batch_size={options.batch}", f"run.epochs={options.epochs}", "run.tensorboard=false"]
+    most = max(options.together)
+    with tempfile.TemporaryDirectory() as folder:
+
+        def entries(name: str) -> list[Entry]:
+            found = []
+            for seed in range(most):
+                kind = options.controllers[seed % len(options.controllers)]
+                overrides = [*common, f"controller.kind={kind}", *options.overrides]
+                found += expand(["paper/cifar10"], overrides, [seed], pathlib.Path(folder) / name, 120.0)
+            return found
+
+        begun = time.perf_counter()
+        alone = entries("alone")
+        each = timed(alone, shared, 1, options)
+        print(f"alone: {' '.join(f'{s:.2f}' for s in each)} s ({time.perf_counter() - begun:.0f} s with compiling)")
+        report |= {"alone_s": each, "together": {}}
+        for count in options.together:
+            together = entries(f"together-{count}")[:count]
+            (seconds,) = timed(together, shared, count, options)
+            found = list(differences(alone[:count], together))
+            gain = sum(each[:count]) / seconds
+            equal = sum(entry["weights_equal"] and entry["metrics_equal"] for entry in found)
+            report["together"][count] = {"seconds": seconds, "speedup": gain, "bit_equal": equal, "runs": found}
+            print(
+                f"{count} together: {seconds:.2f} s, {gain:.2f} times faster; {equal} of {count} bit-equal", flush=True
+            )
+            for entry in found:
+                print(f"  {entry['run']}: train loss alone {entry['train_loss'][0]!r}, here {entry['train_loss'][1]!r}")
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

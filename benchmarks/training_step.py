@@ -1,0 +1,108 @@
+"""How much faster than an eager loop is the engine? One update with all around it: data, checks, optimiser, report.
+
+    python benchmarks/training_step.py --batches 64 128 --controllers none lstm runtime.precision=bf16
+
+The loops of ``timestepper train`` are timed in turn: eager, the same kernels in a CUDA graph, compiled in a CUDA graph.
+Beside them stands the floor: the time that the fewest bytes and operations of a step need on this device
+(timestepper/bench/floor.py says what counts). Other arguments are overrides of the recipe paper/cifar10.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "src"))
+
+import torch
+from engine_runs import random_data, training
+
+from timestepper.bench.environment import environment
+from timestepper.bench.floor import Ceilings, measure_ceilings, training_floor
+from timestepper.bench.timing import interleaved
+from timestepper.engine.loop import Training
+from timestepper.experiment.load import load
+
+MODES = {
+    "eager": ["runtime.compile=false", "runtime.cuda_graph=false"],
+    "graph": ["runtime.compile=false", "runtime.cuda_graph=true"],
+    "compiled+graph": ["runtime.compile=true", "runtime.cuda_graph=true"],
+}
+WARM_UP = 8  # updates: compiling, choosing kernels, recording
+
+
+class Step:
+    """Called, it makes one update. Making it compiles and records."""
+
+    def __init__(self, run: Training):
+        self.run = run
+        self._steps = run.steps()
+        start = time.perf_counter()
+        for _ in range(WARM_UP):
+            self()
+        self.seconds = time.perf_counter() - start
+
+    def __call__(self) -> None:
+        before = self.run.step
+        while self.run.step == before:
+            next(self._steps)
+
+
+def measure(batch: int, controller: str, options: argparse.Namespace, device: torch.device, ceilings: Ceilings) -> dict:
+    """All modes of one network and batch."""
+    data = random_data(50_000, 10_000, device)
+    common = [f"data.batch_size={batch}", f"controller.kind={controller}", f"model.name={options.model}"]
+    steps: dict[str, Step] = {}
+    for mode in options.modes:
+        recipe = load("paper/cifar10", [*common, *MODES[mode], *options.overrides])
+        steps[mode] = Step(training(recipe, data, device))
+        print(f"  {mode}: ready after {steps[mode].seconds:.1f} s", flush=True)
+    timings = interleaved(steps, device, rounds=options.rounds, seconds=options.seconds)
+    network = next(iter(steps.values())).run.model
+    floor = training_floor(network, batch, (3, 32, 32), 2 if recipe.runtime.precision == "bf16" else 4)
+    floor_ms = floor.milliseconds(ceilings)
+    eager = timings[options.modes[0]].ms.median
+    result = {"model": options.model, "controller": controller, "batch": batch, "floor_ms": floor_ms, "modes": {}}
+    print(f"{options.model} {controller} batch {batch}, {recipe.runtime.precision}: floor {floor_ms:.3f} ms")
+    for mode, timing in timings.items():
+        ms = timing.ms
+        entry = {"ms": ms.median, "quartiles": [ms.low, ms.high], "speedup": eager / ms.median}
+        result["modes"][mode] = entry | {"of_floor": ms.median / floor_ms, "first_steps_s": steps[mode].seconds}
+        print(
+            f"  {mode:15s} {ms.median:8.3f} ms [{ms.low:.3f}, {ms.high:.3f}]  {eager / ms.median:5.2f} times "
+            f"{options.modes[0]}  {ms.median / floor_ms:6.1f} times the floor  {1000 * batch / ms.median:9,.0f} im/s",
+            flush=True,
+        )
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", help="section.key=value of the recipe")
+    parser.add_argument("--model", default="cifar/resnet56")
+    parser.add_argument("--batches", nargs="+", type=int, default=[64, 128])
+    parser.add_argument("--controllers", nargs="+", default=["none", "lstm"])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=9.0, help="of timing for each network and batch")
+    parser.add_argument("--commit", help="recorded where the source carries no history")
+    parser.add_argument("--json", type=pathlib.Path)
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    dtype = torch.bfloat16 if "runtime.precision=bf16" in options.overrides else torch.float32
+    ceilings = measure_ceilings(device, dtype)
+    report: dict = {"environment": environment(device, options.commit), "overrides": options.overrides, "cases": []}
+    report["ceilings"] = {"bytes_per_s": ceilings.bytes_per_s, "operations_per_s": ceilings.operations_per_s}
+    print(json.dumps(report["environment"]))
+    for batch in options.batches:
+        for controller in options.controllers:
+            report["cases"].append(measure(batch, controller, options, device, ceilings))
+            if options.json:
+                options.json.parent.mkdir(parents=True, exist_ok=True)
+                options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
