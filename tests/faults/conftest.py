@@ -1,4 +1,4 @@
-"""What the fault tests share: the command line in this process, and one uninterrupted run of each kind to compare with."""
+"""What the fault tests share: the command line in this process, and uninterrupted runs to compare with."""
 
 import json
 import os

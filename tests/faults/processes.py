@@ -14,10 +14,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+
+from watching import alive, descendants, kill, members, wait_for
 
 NOBODY = 65534
 _DEFAULT = "fork"  # Python's own choice up to 3.13
@@ -90,7 +91,7 @@ class Job:
     def kill_all(self) -> None:
         """SIGKILL to the process and all its descendants, as a machine that loses power does."""
         for pid in [self.pid, *self.offspring()]:
-            _kill(pid)
+            kill(pid)
         self.wait(30)
 
     def survivors(self) -> list[int]:
@@ -101,7 +102,7 @@ class Job:
         """End whatever is left of it."""
         self.offspring()
         for pid in self.survivors():
-            _kill(pid)
+            kill(pid)
         self._wait(30)
 
 
@@ -164,10 +165,10 @@ def command(
 
 
 @contextmanager
-def torchrun(arguments: list[str], folder: Path, *options: str, processes: int = 2) -> Iterator[Job]:
-    """``torchrun --standalone OPTIONS -m timestepper ARGUMENTS``; the workers are fresh interpreters."""
-    launcher = ["--standalone", "--nproc-per-node", str(processes), *options, "-m", "timestepper", *arguments]
-    job = fork(functools.partial(run_torchrun, launcher), folder, {"OMP_NUM_THREADS": "1"})
+def torchrun(arguments: list[str], folder: Path, *options: str, env: Mapping[str, str] | None = None) -> Iterator[Job]:
+    """``torchrun --standalone --nproc-per-node 2 OPTIONS -m timestepper ARGUMENTS``; workers are fresh interpreters."""
+    launcher = ["--standalone", "--nproc-per-node", "2", *options, "-m", "timestepper", *arguments]
+    job = fork(functools.partial(run_torchrun, launcher), folder, env)
     try:
         yield job
     finally:
@@ -193,10 +194,12 @@ def ranks(
 
 
 @contextmanager
-def fresh_command(arguments: list[str], folder: Path, before: tuple[str, ...] = ()) -> Iterator[Job]:
-    """``python -m timestepper ARGUMENTS`` in a new interpreter, behind another command where one is given."""
+def fresh_command(
+    arguments: list[str], folder: Path, before: Sequence[str] = (), launcher: Sequence[str] = ()
+) -> Iterator[Job]:
+    """``python -m timestepper ARGUMENTS`` in a new interpreter, behind another command or a launcher of Python's."""
     output = folder / f"job-{next(_numbers)}"
-    line = [*before, sys.executable, "-m", "timestepper", *arguments]
+    line = [*before, sys.executable, *launcher, "-m", "timestepper", *arguments]
     with open(output.with_suffix(".out"), "w") as out, open(output.with_suffix(".err"), "w") as err:
         process = subprocess.Popen(line, stdout=out, stderr=err, start_new_session=True)
 
@@ -213,59 +216,29 @@ def fresh_command(arguments: list[str], folder: Path, before: tuple[str, ...] = 
         job.clean()
 
 
-# -- looking at processes --------------------------------------------------------------------------------------------
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 60, pause: float = 0.01) -> Any:
-    """Ask until the answer is true."""
-    end = time.monotonic() + seconds
-    while not (answer := condition()):
-        assert time.monotonic() < end, f"did not happen within {seconds} s"
-        time.sleep(pause)
-    return answer
-
-
-def _stat(pid: int) -> list[str]:
-    """State, parent, group … of a process; empty where there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
-def _table() -> dict[int, list[str]]:
-    found = {int(path.name): _stat(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
-    return {pid: stat for pid, stat in found.items() if stat and stat[0] != "Z"}
-
-
-def children(pid: int) -> list[int]:
-    """Living children of a process, oldest first."""
-    return sorted(child for child, stat in _table().items() if int(stat[1]) == pid)
-
-
-def descendants(pid: int) -> list[int]:
-    """Living children of a process and theirs."""
-    table, found = _table(), [pid]
-    for parent in found:
-        found += [child for child, stat in table.items() if int(stat[1]) == parent]
-    return found[1:]
-
-
-def members(group: int) -> list[int]:
-    """Living processes of a process group."""
-    return [pid for pid, stat in _table().items() if int(stat[2]) == group]
-
-
-def alive(pid: int) -> bool:
-    stat = _stat(pid)
-    return bool(stat) and stat[0] != "Z"
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+def under_fire(
+    start: Callable[[Path], AbstractContextManager[Job]],
+    folder: Path,
+    times: int,
+    moment: Callable[[Job, Path], object],
+    kill: Callable[[Job], object] = Job.kill,
+) -> list[Path]:
+    """Start, wait for the moment, kill, start again, until so many kills have hit; the runs that came to their end."""
+    ended: list[Path] = []
+    kills = 0
+    while True:
+        run = folder / f"run-{len(ended)}"
+        with start(run) as job:
+            if kills < times:
+                moment(job, run)
+                if job.poll() is None:
+                    kill(job)
+                    kills += 1
+                    continue
+            assert job.wait() == 0, job.stdout + job.stderr
+        ended.append(run)
+        if kills == times:
+            return ended
 
 
 # -- preparations of a child -----------------------------------------------------------------------------------------

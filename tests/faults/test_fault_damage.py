@@ -31,6 +31,11 @@ def stopped_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "run", folder / "reference"
 
 
+def readers(run: Path, folder: Path) -> list[list[str]]:
+    """Every command that reads a checkpoint."""
+    return [runs.train(run, recipe=SHORT), ["evaluate", str(run)], ["fold", str(run), "-o", str(folder / "x")]]
+
+
 @count("T7")
 def test_t7_truncated_checkpoint_is_named_and_the_one_before_used(times, tmp_path, stopped_run, chance, cli, figure):
     source, reference = stopped_run
@@ -78,11 +83,11 @@ def test_t8_no_damaged_checkpoint_loads_as_something_else(times, tmp_path, stopp
         try:
             state = read(path)
         except CheckpointError as error:
-            assert str(path) in str(error)
-            rejected += 1
+            rejected += str(path) in str(error)
         else:
             assert same(state, sound), "a damaged checkpoint was loaded as something else"
             harmless += 1
+    assert rejected + harmless == times + times // 3, "an error did not name the file"
     assert rejected > harmless
     figure(damaged=rejected + harmless, rejected=rejected, loaded_equal=harmless, silently_wrong=0)
 
@@ -104,9 +109,11 @@ def test_t9_no_damaged_export_is_accepted(times, tmp_path, stopped_run, chance, 
     assert str(path) in message
     path.write_bytes(whole)
     sums = path.with_name(f"{path.name}.sha256")
-    for spoil in (lambda: sums.write_bytes(runs.flip_bit(sums.read_bytes(), 5)), lambda: sums.write_bytes(b""), sums.unlink):
-        spoil()
+    for content in (runs.flip_bit(sums.read_bytes(), 5), b""):
+        sums.write_bytes(content)
         assert str(path) in cli("verify", str(path)).refused()
+    sums.unlink()
+    assert str(path) in cli("verify", str(path)).refused()
     figure(damaged=refused, accepted=0)
 
 
@@ -116,7 +123,7 @@ def test_t10_all_checkpoints_bad_lists_each_and_starts_nothing(tmp_path, stopped
     first.write_bytes(first.read_bytes()[:1000])
     second.write_bytes(runs.flip_bit(second.read_bytes(), 8 * 100_000))
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "run.lock"}
-    for command in (runs.train(run, recipe=SHORT), ["evaluate", str(run)], ["fold", str(run), "-o", str(tmp_path / "x")]):
+    for command in readers(run, tmp_path):
         message = cli(*command).refused()
         assert str(first) in message
         assert str(second) in message
@@ -160,7 +167,7 @@ def test_t11_hostile_checkpoints_run_nothing(write, tmp_path, stopped_run, cli):
     run = runs.copy(stopped_run[0], tmp_path / "run")
     for path in runs.checkpoints(run):
         write(path, marker)
-    for command in (runs.train(run, recipe=SHORT), ["evaluate", str(run)], ["fold", str(run), "-o", str(tmp_path / "x")]):
+    for command in readers(run, tmp_path):
         message = cli(*command).refused()
         assert str(runs.checkpoints(run)[-1]) in message
         assert "weights_only" not in message
@@ -185,4 +192,3 @@ def test_t11_hostile_cifar_files_run_nothing(file, tmp_path, cli):
     with pytest.raises(DataError, match=r"posix.system"):  # nor where its sum were right
         unpickle(content, folder / file)
     assert not marker.exists()
-

@@ -6,13 +6,13 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import runs
 from counts import count
-from processes import command
+from processes import command, under_fire
 
 from timestepper.engine.checkpoint import read
 from timestepper.engine.rundir import RECIPE, STATUS, TIMING
@@ -21,10 +21,17 @@ DEEP = ["smoke/digits", "model.name=cifar/resnet56", "data.batch_size=16", "run.
 
 
 @count("T1")
-def test_t1_t29_killed_at_random_times_ends_byte_equal(times, tmp_path, folder_run, image_folder, chance, figure, within):
+def test_t1_t29_killed_at_random_times_ends_byte_equal(
+    times, tmp_path, folder_run, image_folder, chance, figure, within
+):
     recipe = runs.folder_recipe(image_folder)
     with within(10 + 4 * times) as watch:
-        ended = under_fire(lambda run: runs.train(run, recipe=recipe), tmp_path, times, chance)
+        ended = under_fire(
+            lambda run: command(runs.train(run, recipe=recipe), tmp_path),
+            tmp_path,
+            times,
+            moment=lambda job, run: time.sleep(chance.uniform(0, 1.5)),
+        )
     steps = list(range(1, runs.FOLDER_STEPS + 1))
     for run in ended:
         assert runs.differing(run, folder_run) == []
@@ -33,25 +40,6 @@ def test_t1_t29_killed_at_random_times_ends_byte_equal(times, tmp_path, folder_r
         assert tensorboard_steps(run, "train/loss") == Counter(steps)
         assert runs.leftovers(run) == []
     figure(kills=times, runs=len(ended), seconds=watch.seconds)
-
-
-def under_fire(arguments: Callable[[Path], list[str]], folder: Path, times: int, chance: random.Random) -> list[Path]:
-    """Start, kill, start again with the same command, until so many kills have hit; the runs that came to their end."""
-    ended: list[Path] = []
-    kills = 0
-    while True:
-        run = folder / f"run-{len(ended)}"
-        with command(arguments(run), folder) as job:
-            if kills < times:
-                time.sleep(chance.uniform(0, 1.5))
-                if job.poll() is None:
-                    job.kill()
-                    kills += 1
-                    continue
-            assert job.wait() == 0, job.stderr
-        ended.append(run)
-        if kills == times:
-            return ended
 
 
 def tensorboard_steps(run: Path, tag: str) -> Counter:

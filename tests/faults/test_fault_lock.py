@@ -6,7 +6,8 @@ import signal
 import runs
 from conftest import message_of
 from counts import count
-from processes import command, fresh_command, wait_for
+from processes import command, fresh_command
+from watching import wait_for
 
 
 @count("T15")

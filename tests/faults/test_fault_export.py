@@ -1,0 +1,114 @@
+"""Exports that are killed, and figures that must not depend on how they were computed: T27, T28."""
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+import runs
+import torch
+from counts import count
+from processes import command, fork
+from stopping import drive
+
+from timestepper import data, saving
+from timestepper.adapters import create_model
+from timestepper.engine import distributed
+from timestepper.experiment import finish
+from timestepper.stability.robustness import Share, noise
+
+STEPPED = ["smoke/digits-lstm", *runs.SHORT[1:], "run.epochs=1"]
+
+
+@pytest.fixture(scope="module")
+def stepped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with learned step sizes."""
+    run = tmp_path_factory.mktemp("stepped") / "run"
+    assert drive(runs.train(run, recipe=STEPPED)) is None
+    return run
+
+
+@torch.no_grad()
+def test_t27_the_exported_network_is_the_trained_one(tmp_path, stepped_run, cli, figure):
+    target = tmp_path / "plain.safetensors"
+    assert cli("fold", str(stepped_run), "-o", str(target)).code == 0
+    assert cli("verify", str(target)).code == 0
+    trained = finish.restore(stepped_run)
+    plain = saving.load_folded(create_model("cifar/resnet8", num_classes=10, in_chans=1), target).eval()
+    images, _ = next(iter(data.loader(trained.data.test, batch_size=360, seed=0, training=False).epoch(0)))
+    attached, folded = trained.model.eval()(images), plain(images)
+    difference = float((attached - folded).abs().max())
+    assert difference <= 1e-5
+    assert torch.equal(attached.argmax(1), folded.argmax(1))
+    untrained = create_model("cifar/resnet8", num_classes=10, in_chans=1).eval()
+    assert not torch.equal(untrained(images).argmax(1), folded.argmax(1))
+    figure(largest_difference=difference)
+
+
+@count("T27")
+def test_t27_a_killed_export_leaves_no_part(times, tmp_path, stepped_run, cli, chance, figure):
+    assert cli("fold", str(stepped_run), "-o", str(tmp_path / "whole.safetensors")).code == 0
+    whole = (tmp_path / "whole.safetensors").read_bytes()
+    folder = tmp_path / "export"
+    folder.mkdir()
+    target, seen = folder / "plain.safetensors", {"whole": 0, "temporary": 0}
+    for _ in range(times):
+        sight = chance.choice(["*.tmp", "*.safetensors", "*"])
+        with command(["fold", str(stepped_run), "-o", str(target)], tmp_path) as job:
+            while not any(folder.glob(sight)) and job.poll() is None:
+                pass
+            job.kill()
+        if target.exists():
+            assert target.read_bytes() == whole
+            seen["whole"] += 1
+        if target.with_name(f"{target.name}.sha256").exists():
+            saving.verify(target)
+        seen["temporary"] += any(folder.glob("*.tmp"))
+        for path in folder.iterdir():
+            if path.suffix != ".tmp":  # what a kill left half written stays, and must not hurt
+                path.unlink()
+    assert cli("fold", str(stepped_run), "-o", str(target)).code == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["plain.safetensors", "plain.safetensors.sha256"]
+    assert target.read_bytes() == whole
+    figure(kills=times, partial=0, **seen)
+
+
+# -- noise -----------------------------------------------------------------------------------------------------------
+
+
+def noise_table(run: Path, output: Path, batch_size: int = 90, workers: int = 0, root: Path | None = None) -> None:
+    """Error and loss of a run's network under noise, as one of several processes or alone."""
+    group = distributed.start(torch.device("cpu"), 60)
+    try:
+        images = data.open_dataset("folder", root, size=8, resize=8).test
+        options = {"seed": 0, "training": False, "rank": group.rank, "world": group.world}
+        batches = data.loader(images, batch_size=batch_size, workers=workers, **options).epoch(0)
+        share = Share(group.rank, group.world, group.sum)
+        model = finish.restore(run).model
+        scores = noise(model, batches, (0.0, 0.3, 1.0), draws_each=2, share=share)
+    finally:
+        distributed.stop()
+    if group.rank == 0:
+        table = {str(level): [(s.error, s.loss, s.samples) for s in draws] for level, draws in scores.items()}
+        output.write_text(json.dumps(table))
+
+
+def test_t28_noise_does_not_depend_on_how_it_is_computed(tmp_path, folder_run, image_folder, unused_port):
+    def table(name: str, world: int = 1, **options: object) -> dict:
+        main = functools.partial(noise_table, folder_run, tmp_path / name, root=image_folder, **options)
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port), "WORLD_SIZE": str(world)}
+        jobs = [fork(main, tmp_path, {**address, "RANK": str(r)} if world > 1 else {}) for r in range(world)]
+        assert [job.wait() for job in jobs] == [0] * world, "".join(job.stderr for job in jobs)
+        return json.loads((tmp_path / name).read_text())
+
+    reference = table("alone", batch_size=50)
+    assert len({error for draws in reference.values() for error, _, _ in draws}) > 1
+    assert table("workers", batch_size=50, workers=2) == reference
+    for other in (table("batches", batch_size=32), table("two", world=2, batch_size=50)):
+        for level, draws in reference.items():
+            for (error, loss, samples), (error_, loss_, samples_) in zip(draws, other[level], strict=True):
+                assert (error, samples) == (error_, samples_)
+                assert loss == pytest.approx(loss_, rel=1e-5)
+    job = fork(functools.partial(noise_table, folder_run, tmp_path / "killed", root=image_folder), tmp_path)
+    job.kill()
+    assert table("killed", batch_size=50) == reference

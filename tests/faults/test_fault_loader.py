@@ -1,0 +1,106 @@
+"""Loader workers that die, shared memory that is full, images that cannot be read: T21, T22."""
+
+import os
+import signal
+import subprocess
+
+import numpy as np
+import pytest
+import runs
+from conftest import message_of
+from PIL import Image
+from processes import command, fresh_command
+from watching import children, wait_for
+
+from timestepper.data.decode import decode_rgb
+
+
+def test_t21_a_worker_killed(tmp_path, folder_run, image_folder, within, figure):
+    run, recipe = tmp_path / "run", runs.folder_recipe(image_folder)
+    with command(runs.train(run, recipe=recipe), tmp_path) as job:
+        wait_for(lambda: runs.at_step(run, 13), pause=0.002)
+        with within(5) as watch:
+            os.kill(children(job.pid)[0], signal.SIGKILL)
+            assert job.wait() == 1, job.stdout + job.stderr
+        message = message_of(job.stderr)
+    assert "worker" in message
+    assert "fewer workers" in message
+    assert runs.state_of(run) == "failed"
+    assert runs.newest(run)["step"] >= 12
+    with command(runs.train(run, recipe=recipe), tmp_path) as job:
+        assert job.wait() == 0, job.stderr
+    assert runs.differing(run, folder_run) == []
+    figure(seconds=watch.seconds)
+
+
+def test_t21_shared_memory_full(tmp_path, image_folder, within, figure):
+    small = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
+    inside = ("unshare", "--mount", "sh", "-c", small, "sh")
+    if os.geteuid() or subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("a small /dev/shm needs root and the right to mount")
+    run = tmp_path / "run"
+    arguments = runs.train(run, "data.size=96", "data.resize=96", recipe=runs.folder_recipe(image_folder))
+    with fresh_command(arguments, tmp_path, before=inside) as job:
+        wait_for(lambda: runs.checkpoints(run) or job.poll() is not None)
+        with within(5) as watch:
+            assert job.wait() == 1, job.stdout + job.stderr
+        message = message_of(job.stderr)
+    assert "bigger /dev/shm" in message
+    assert runs.newest(run)["step"] == 0
+    figure(seconds=watch.seconds)
+
+
+def write_bad_images(folder) -> dict:
+    """What a folder of downloaded images holds; the ones that cannot be read."""
+    good = Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8))
+    good.save(folder / "sound.png")
+    noise = Image.fromarray(np.random.default_rng(0).integers(256, size=(64, 64, 3), dtype=np.uint8))
+    noise.save(folder / "whole.jpg")
+    noise.save(folder / "whole.png")
+    bad = {
+        "truncated.png": (folder / "whole.png").read_bytes()[:6000],
+        "truncated.jpg": (folder / "whole.jpg").read_bytes()[:1500],
+        "empty.jpg": b"",
+        "garbage.png": bytes(range(256)) * 8,
+        "text.jpeg": b"404 not found",
+    }
+    for name, content in bad.items():
+        (folder / name).write_bytes(content)
+    runs.huge_png(folder / "huge.png")
+    good.convert("RGB").convert("CMYK").save(folder / "cmyk.jpg")
+    Image.fromarray(np.full((8, 8), 40_000, dtype=np.uint16)).save(folder / "deep.png")
+    good.convert("P").save(folder / "palette.png")
+    good.convert("LA").save(folder / "transparent.png")
+    return {*bad, "huge.png"}
+
+
+def test_t22_every_bad_image_is_listed_and_odd_ones_are_converted(tmp_path, cli, figure):
+    root = runs.write_digit_folder(tmp_path / "root", per_class=16)
+    folder = root / "train" / "3"
+    bad = {str(folder / name) for name in write_bad_images(folder)}
+    total = sum(1 for path in root.rglob("*.*") if path.is_file())
+    outcome = cli("check-data", "folder", "--root", str(root))
+    assert f"{len(bad)} bad files" in outcome.refused()
+    listed = [line.split(": ")[0] for line in outcome.out.splitlines()]
+    assert sorted(listed) == sorted(bad)
+    for name in ("cmyk.jpg", "deep.png", "palette.png", "transparent.png", "whole.png", "whole.jpg"):
+        image = decode_rgb(str(folder / name))
+        assert image.mode == "RGB"
+    assert np.asarray(decode_rgb(str(folder / "deep.png"))).mean() == 40_000 // 256
+    figure(images=total, bad=len(bad), listed=len(listed))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_t22_training_names_the_bad_image(workers, tmp_path, image_folder):
+
+    copy = runs.copy(image_folder, tmp_path / "copy")
+    bad = copy / "train" / "7" / "005.png"
+    bad.write_bytes(bad.read_bytes()[:40])
+    run, recipe = tmp_path / "run", runs.folder_recipe(copy)
+    arguments = runs.train(run, f"data.workers={workers}", recipe=recipe)
+    with command(arguments, tmp_path) as job:
+        assert job.wait() == 2, job.stdout + job.stderr
+        assert message_of(job.stderr).startswith(f"{bad}: cannot be read as an image")
+    bad.write_bytes((image_folder / "train" / "7" / "005.png").read_bytes())
+    with command(arguments, tmp_path) as job:  # the image put back: the run goes on
+        assert job.wait() == 0, job.stderr

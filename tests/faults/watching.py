@@ -1,0 +1,59 @@
+"""Looking at processes of this machine through /proc, and waiting for what they do."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60, pause: float = 0.01) -> Any:
+    """Ask until the answer is true."""
+    end = time.monotonic() + seconds
+    while not (answer := condition()):
+        assert time.monotonic() < end, f"did not happen within {seconds} s"
+        time.sleep(pause)
+    return answer
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent, group … of a process; empty where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _table() -> dict[int, list[str]]:
+    found = {int(path.name): _stat(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
+    return {pid: stat for pid, stat in found.items() if stat and stat[0] != "Z"}
+
+
+def children(pid: int) -> list[int]:
+    """Living children of a process, oldest first."""
+    return sorted(child for child, stat in _table().items() if int(stat[1]) == pid)
+
+
+def descendants(pid: int) -> list[int]:
+    """Living children of a process and theirs."""
+    table, found = _table(), [pid]
+    for parent in found:
+        found += [child for child, stat in table.items() if int(stat[1]) == parent]
+    return found[1:]
+
+
+def members(group: int) -> list[int]:
+    """Living processes of a process group."""
+    return [pid for pid, stat in _table().items() if int(stat[2]) == group]
+
+
+def alive(pid: int) -> bool:
+    stat = _stat(pid)
+    return bool(stat) and stat[0] != "Z"
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
