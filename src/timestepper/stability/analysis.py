@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-import timestepper
+from timestepper import api
 from timestepper.stability.bound import Bound, proposition_1
 from timestepper.stability.chain import Chain, is_attached, open_chain
 from timestepper.stability.euler import EulerBlock, euler_condition
@@ -34,7 +34,7 @@ def analyse(net: nn.Module, inputs: Tensor, labels: Tensor | None = None, *, bou
     _add(blocks, "residual_share", [share.residual for share in shares])
     if is_attached(net):
         _add_step_sizes(blocks, net)
-        found["evolution_time"] = timestepper.evolution_time(net)
+        found["evolution_time"] = api.evolution_time(net)
     return found
 
 
@@ -78,7 +78,7 @@ def _add_euler(blocks: list[dict[str, Any]], found: list[EulerBlock]) -> None:
 
 
 def _add_step_sizes(blocks: list[dict[str, Any]], net: nn.Module) -> None:
-    sizes = {stage: iter(dt.unbind()) for stage, dt in timestepper.step_sizes(net).items()}
+    sizes = {stage: iter(dt.unbind()) for stage, dt in api.step_sizes(net).items()}
     for block in blocks:
         dt = next(sizes[block["stage"]])
         block["step_size"] = {"mean": dt.mean().item(), "least": dt.min().item(), "largest": dt.max().item()}

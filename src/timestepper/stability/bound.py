@@ -86,6 +86,8 @@ def split(site: Site, ways: Ways, norm: Callable[[Operator], float]) -> tuple[fl
 
 def log_factor(shortcut: float, branch: float) -> float:
     """Logarithm of shortcut + branch: Eq. 7's factor, relative to the shortcut, which is 1 where it is the identity."""
+    if shortcut == 0:  # of zeros; the logarithm stays a number
+        return math.log(max(branch, 1e-300))
     relative = log_perturbation_bound(torch.tensor(branch / shortcut, dtype=torch.float64), torch.tensor(1.0))
     return math.log(shortcut) + float(relative)
 

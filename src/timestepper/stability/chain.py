@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-import timestepper
+from timestepper import api
 from timestepper.adapters import Site, find_stages
-from timestepper.api import find_attached
 from timestepper.errors import NotAttachedError, StabilityError
 from timestepper.stability.precision import full_precision
 
@@ -77,16 +76,16 @@ def plain_copy(net: nn.Module, *, steps: bool = True) -> nn.Module:
     if not is_attached(net):
         model = copy.deepcopy(net)
     elif steps:
-        model = timestepper.fold(net)
+        model = api.fold(net)
     else:
-        model = copy.deepcopy(timestepper.detach(net))
+        model = copy.deepcopy(api.detach(net))
     return model.eval().requires_grad_(False)
 
 
 def is_attached(net: nn.Module) -> bool:
     """Whether there are controllers on the network."""
     try:
-        find_attached(net)
+        api.find_attached(net)
     except NotAttachedError:
         return False
     return True

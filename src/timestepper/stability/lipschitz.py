@@ -32,6 +32,10 @@ class Way:
     def through(self, layer: Operator) -> "Way":
         return Way((*self.layers, layer), self.constant)
 
+    def joined_by(self, norm: Operator) -> "Way":
+        """A batch norm directly behind the last convolution is one operator with it."""
+        return Way((*self.layers[:-1], operators.joined(self.layers[-1], norm)), self.constant)
+
 
 Ways = tuple[Way, ...]
 
@@ -45,19 +49,9 @@ _SLOPES: dict[object, float] = {
     **dict.fromkeys((nn.GELU, F.gelu), 1.13),
     **dict.fromkeys((nn.Hardswish, F.hardswish), 1.5),
 }
-_ADDITIONS = (
-    operator.add,
-    operator.iadd,
-    operator.sub,
-    operator.isub,
-    torch.add,
-    torch.sub,
-    "add",
-    "add_",
-    "sub",
-    "sub_",
-)
-_PRODUCTS = (operator.mul, operator.imul, torch.mul, "mul", "mul_")
+# Not in place: a graph does not say who else sees the changed value. (+= is traced as +.)
+_SUMS = (operator.add, operator.sub, torch.add, torch.sub, "add", "sub")
+_PRODUCTS = (operator.mul, torch.mul, "mul")
 
 
 @torch.no_grad()
@@ -101,7 +95,7 @@ class _Walk(fx.Interpreter):
         elif n.op == "call_module":
             self.ways[n] = self._through_layer(n, self.fetch_attr(str(n.target)), size)
         else:
-            self.ways[n] = self._through_function(n, size)
+            self.ways[n] = self._through_function(n)
         return value
 
     def _through_layer(self, n: fx.Node, layer: Any, size: torch.Size) -> Ways:
@@ -116,8 +110,9 @@ class _Walk(fx.Interpreter):
             return tuple(way.through(operators.linear(path)) for way in ways)
         if kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm):
             norm = operators.batch_norm(path, layer)
-            alone = source.op == "call_module" and len(source.users) == 1
-            return tuple(_through_norm(way, norm, may_join=alone) for way in ways)
+            if source.op == "call_module" and type(self.fetch_attr(str(source.target))) is nn.Conv2d:
+                return tuple(way.joined_by(norm) for way in ways)
+            return tuple(way.through(norm) for way in ways)
         if kind in (nn.MaxPool2d, nn.AvgPool2d):
             return tuple(way.times(self._pooling(n, layer, size)) for way in ways)
         slope = _slope(layer)
@@ -125,39 +120,39 @@ class _Walk(fx.Interpreter):
             raise self._unknown(n, kind.__name__)
         return tuple(way.times(slope) for way in ways)
 
-    def _through_function(self, n: fx.Node, size: torch.Size) -> Ways:
-        sources = [self.ways[source] for source in n.all_input_nodes if self.ways[source]]
+    def _through_function(self, n: fx.Node) -> Ways:
+        operands = (*n.args, *n.kwargs.values())
+        sources = [self.ways[value] for value in operands if isinstance(value, fx.Node) and self.ways[value]]
+        numbers = [value for value in operands if isinstance(value, (int, float))]
         target = n.target
-        if target in _ADDITIONS and n.kwargs.get("alpha", 1) == 1:
-            # x + x has one source and two arguments
-            return tuple(way for source in n.args if isinstance(source, fx.Node) for way in self.ways[source])
-        numbers = [value for value in n.args if isinstance(value, (int, float))]
+        if target in _SUMS and "alpha" not in n.kwargs:
+            return tuple(way for ways in sources for way in ways)
         if target in _PRODUCTS and len(sources) == 1 and len(numbers) == 1:
             return tuple(way.times(numbers[0]) for way in sources[0])
         if len(sources) != 1:
-            raise self._unknown(n, str(target))
+            raise self._unknown(n, _name(target))
         if target is operator.getitem and _is_slice(n.args[1]):
             return sources[0]
         if target is F.pad and n.kwargs.get("mode", "constant") == "constant":
             return sources[0]
         slope = _SLOPES.get(target)
         if slope is None:
-            raise self._unknown(n, getattr(target, "__name__", str(target)))
+            raise self._unknown(n, _name(target))
         return tuple(way.times(slope) for way in sources[0])
 
     def _pooling(self, n: fx.Node, layer: nn.MaxPool2d | nn.AvgPool2d, size: torch.Size) -> float:
-        """Each input is in at most ceil(k/s) windows per direction; each average divides by the window's pixels."""
+        """Each input is in at most ceil(k/s) windows per direction; an average divides by the window's pixels."""
         sides = [_twice(layer.kernel_size), _twice(layer.stride), _twice(layer.padding)]
         windows = math.prod(math.ceil(k / s) for k, s in zip(sides[0], sides[1], strict=True))
         if isinstance(layer, nn.MaxPool2d):
             if _twice(layer.dilation) != (1, 1):
                 raise self._unknown(n, "MaxPool2d with dilation")
             return math.sqrt(windows)
+        if layer.divisor_override is not None:
+            raise self._unknown(n, "AvgPool2d with a divisor of its own")
         whole = all((m - k) % s == 0 for m, k, s in zip(size, sides[0], sides[1], strict=True))
-        if layer.divisor_override is not None or not (whole and sides[2] == (0, 0)):
-            # Windows over the edge may hold one pixel, whose weight is then 1.
-            return math.sqrt(windows) * max(1.0, 1 / (layer.divisor_override or 1))
-        return math.sqrt(windows / math.prod(sides[0]))
+        # A window over the edge may hold one pixel, whose weight is then 1.
+        return math.sqrt(windows / math.prod(sides[0]) if whole and sides[2] == (0, 0) else windows)
 
     def _unknown(self, n: fx.Node, what: str) -> StabilityError:
         stack = [str(path) for path, _ in n.meta.get("nn_module_stack", {}).values()]
@@ -166,17 +161,16 @@ class _Walk(fx.Interpreter):
         return StabilityError(f"{path}: the norm of {what} cannot be computed; {_ADVICE}")
 
 
-def _through_norm(way: Way, norm: Operator, *, may_join: bool) -> Way:
-    joined = operators.behind(way.layers[-1], norm) if way.layers and may_join else None
-    return way.through(norm) if joined is None else Way((*way.layers[:-1], joined), way.constant)
-
-
 def _slope(layer: nn.Module) -> float | None:
     if isinstance(layer, nn.LeakyReLU):
         return max(1.0, abs(layer.negative_slope))
     if isinstance(layer, nn.ELU):
         return max(1.0, abs(layer.alpha))
     return _SLOPES.get(type(layer))
+
+
+def _name(target: object) -> str:
+    return getattr(target, "__name__", str(target))
 
 
 def _is_slice(index) -> bool:

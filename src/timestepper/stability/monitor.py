@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-import timestepper
+from timestepper import api
 from timestepper.adapters import Site
-from timestepper.api import find_attached
 from timestepper.stability.bound import block_ways, by_stage, layers_on, log_factor, split
 from timestepper.stability.chain import is_attached, open_chain
 from timestepper.stability.lipschitz import Ways
@@ -54,7 +53,7 @@ class Monitor:
         scalars = {"log_bound": sum(part for _, part in parts)}
         scalars |= {f"log_bound/{stage}": part for stage, part in by_stage(parts).items()}
         if attached:
-            scalars |= {f"evolution_time/{stage}": time for stage, time in timestepper.evolution_time(net).items()}
+            scalars |= {f"evolution_time/{stage}": time for stage, time in api.evolution_time(net).items()}
         return scalars
 
     def _look(self, net: nn.Module) -> list[_Block]:
@@ -68,5 +67,5 @@ def _newest(net: nn.Module, attached: bool) -> Parameters:
     """The parameters that the network runs with now, step sizes included."""
     if not attached:
         return parameters_of(net)
-    base = parameters_of(timestepper.detach(net))
-    return base | {name: value.to(base[name]) for name, value in find_attached(net).effective_parameters().items()}
+    base = parameters_of(api.detach(net))
+    return base | {name: value.to(base[name]) for name, value in api.find_attached(net).effective_parameters().items()}

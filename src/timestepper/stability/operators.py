@@ -43,7 +43,7 @@ class Operator:
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name, in float32 or better."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    tensors = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
     return {
         name: tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
         if tensor.is_floating_point()
@@ -87,11 +87,9 @@ def batch_norm(path: str, layer: nn.BatchNorm2d) -> Operator:
     return Operator(Geometry(groups=layer.num_features), norm=path, eps=layer.eps)
 
 
-def behind(operator: Operator, norm: Operator) -> Operator | None:
-    """The convolution and the batch norm behind it as one operator, or None where the first is no bare convolution."""
-    if operator.path is None or operator.norm is not None:
-        return None
-    return replace(operator, norm=norm.norm, eps=norm.eps)
+def joined(convolution: Operator, norm: Operator) -> Operator:
+    """A convolution and the batch norm behind it as one operator."""
+    return replace(convolution, norm=norm.norm, eps=norm.eps)
 
 
 def _pair(values: tuple[int, ...]) -> tuple[int, int]:

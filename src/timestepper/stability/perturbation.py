@@ -100,7 +100,7 @@ def _climb(chain: Chain, noise: Tensor, radius: Tensor, labels: Tensor | None, i
         loss = F.cross_entropy(chain.logits(start + perturbation), labels, reduction="sum", ignore_index=-1)
         (gradient,) = torch.autograd.grad(loss, perturbation)
         moved = perturbation.detach() + _scaled(gradient, 2.5 * radius / iterations)
-        perturbation = moved * (radius / _lengths(moved).clamp_min(_tiny(moved))).clamp_max(1).reshape(-1, 1, 1, 1)
+        perturbation = _scaled(moved, torch.minimum(_lengths(moved), radius))
     return perturbation
 
 

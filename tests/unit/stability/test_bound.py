@@ -5,6 +5,7 @@ import pytest
 import torch
 from families import FAMILIES
 from torch import nn
+from torch.nn import functional as F
 
 import timestepper
 from timestepper.equations import log_perturbation_bound
@@ -152,6 +153,25 @@ class Odd(nn.Module):
         return x + self.last(self.middle(self.conv(x)))
 
 
+class Gate(nn.Module):
+    def forward(self, x):
+        return x * torch.sigmoid(x.mean((2, 3), keepdim=True))
+
+
+class Doubled(nn.Module):
+    """Sums, products with numbers, slices and padding, as functions."""
+
+    def forward(self, x):
+        x = torch.add(input=x, other=x.mul(-1.5)) - 3.0 * x
+        return F.pad(x[:, :, 1:], (0, 0, 1, 0))
+
+
+class InPlace(nn.Module):
+    def forward(self, x):
+        x.mul_(7.0)
+        return x
+
+
 class Net(nn.Module):
     def __init__(self, middle):
         super().__init__()
@@ -171,6 +191,7 @@ def _odd(block):
     [
         nn.Sequential(nn.BatchNorm2d(4), nn.LeakyReLU(2.0)),
         nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4)),  # the batch norm stands alone
+        Doubled(),
         nn.MaxPool2d(3, stride=1, padding=1),
         nn.AvgPool2d(3, stride=1, padding=1),
         nn.AvgPool2d(3, stride=1, padding=1, count_include_pad=False),
@@ -201,20 +222,16 @@ def test_a_batch_norm_is_folded_into_the_convolution_before_it():
     assert branch.layers[0].geometry.size == (16, 16)
 
 
-class Gate(nn.Module):
-    def forward(self, x):
-        return x * torch.sigmoid(x.mean((2, 3), keepdim=True))
-
-
 @pytest.mark.parametrize(
     ("middle", "where"),
     [
         (Gate(), "blocks.0.middle"),
+        (InPlace(), "blocks.0.middle: the norm of mul_"),
         (nn.GroupNorm(2, 4), "blocks.0.middle: the norm of GroupNorm"),
         (nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), "blocks.0.middle pads with 'reflect'"),
         (nn.Sequential(nn.BatchNorm2d(4, track_running_stats=False)), "blocks.0.middle.0 keeps no running statistics"),
     ],
-    ids=["gate", "group norm", "reflection", "no statistics"],
+    ids=["gate", "in place", "group norm", "reflection", "no statistics"],
 )
 def test_layers_without_a_known_norm_are_named(middle, where):
     chain = open_chain(Net(middle), torch.randn(2, 4, 6, 6))
