@@ -1,11 +1,12 @@
 """The record of a finished run, with all that is needed to trust it. The only writer of results/."""
 
+import contextlib
 import hashlib
 import json
 import os
 import platform
 import subprocess
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,7 @@ def make(
         "world": world,
         "device": device,
         "commit": commit(),
-        "versions": {part: version(part) for part in ("timestepper", "torch", "torchvision", "timm", "numpy")}
-        | {"python": platform.python_version()},
+        "versions": versions(),
     }
     return {**content, "sha256": digest(content)}
 
@@ -75,6 +75,15 @@ def file_name(record: dict[str, Any]) -> str:
 def digest(content: dict[str, Any]) -> str:
     """sha256 of the canonical JSON, to notice a record that was edited by hand."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Of Python and the packages that matter, where they are installed."""
+    found = {"python": platform.python_version()}
+    for package in ("timestepper", "torch", "torchvision", "timm", "numpy"):
+        with contextlib.suppress(PackageNotFoundError):  # a source folder on the path is no installation
+            found[package] = version(package)
+    return found
 
 
 def commit() -> str:

@@ -99,16 +99,16 @@ class Turns:
                 next(self._steps)
             return True
         except StopIteration:
-            self._end("finished" if self.outcome == "running" else self.outcome, self.message)
+            outcome, message = "finished" if self.outcome == "running" else self.outcome, self.message
         except Interrupted as stop:
-            self._end(
-                "interrupted", f"stopped at step {stop.step}, which is saved; the same command goes on from there"
-            )
+            outcome = "interrupted"
+            message = f"stopped at step {stop.step}, which is saved; the same command goes on from there"
         except Exception as error:
             if self._options.debug:
                 traceback.print_exc()
             known = isinstance(error, TimestepperError)
-            self._end("failed", str(error) if known else f"{type(error).__name__}: {_first_line(error)}")
+            outcome, message = "failed", str(error) if known else f"{type(error).__name__}: {_first_line(error)}"
+        self._end(outcome, message)  # out here the error is gone, and with it what its traceback held
         return False
 
     def _whole(self) -> Iterator[object]:
@@ -148,8 +148,9 @@ class Turns:
         self._session, self._steps = None, iter(())
         gc.collect()
         if self._stream is not None:
-            self._stream.synchronize()
-            torch.cuda.empty_cache()
+            with contextlib.suppress(RuntimeError):  # a broken device is for the other runs to notice
+                self._stream.synchronize()
+                torch.cuda.empty_cache()
 
 
 def sweep(entries: Iterable[Entry], signals: Signals, options: Options, plain: bool = False) -> list[Turns]:
