@@ -28,9 +28,8 @@ def report(
     records, damaged = reports.load_records(results)
     steps = plan(open_sets("everything"), contents(record.path for record in records), runs)
     problems += damaged
-    if not records:
-        problems.append(f"{results} holds no sound record; timestepper reproduce NAME makes them")
-    gather.warn(problems)
+    none = [] if records else [f"{results} holds no sound record; timestepper reproduce NAME makes them"]
+    gather.warn(problems + none)
     reports.write_page(
         records,
         found_claims,

@@ -1,7 +1,6 @@
 import pytest
 
 from timestepper.errors import RecordError
-from timestepper.experiment import counts as counted_by
 from timestepper.report import counts, load_claims
 
 
@@ -11,8 +10,8 @@ def claims():
 
 
 @pytest.fixture(scope="module")
-def counted(claims):
-    return counted_by.measure(counts.wanted(claims))
+def counted(computed):
+    return computed.counted
 
 
 def test_what_agrees_and_what_does_not_is_known(claims, counted):
@@ -40,9 +39,8 @@ def test_numbers_that_the_footnotes_quote(counted):
     assert f"{small['gflops_inference'] + small['gflops_matrices']:.2f}" == "1.82"
 
 
-def test_every_difference_has_a_footnote(claims, counted, monkeypatch):
-    shapes = counted_by.structures({stage.model for stage in claims["table6"].structure})
-    tables = counts.tables(claims, counted, shapes)
+def test_every_difference_has_a_footnote(claims, counted, computed, monkeypatch):
+    tables = counts.tables(claims, counted, computed.shapes)
     assert [table.name for table in tables] == [f"table{number}-counts" for number in (1, 2, 3, 6)]
     for table in tables:
         for row in table.rows:
