@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Pair = tuple[int, int]
-_DENSE_UP_TO = 512  # input values
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,9 @@ def reshaped_norms(weights: Tensor, groups: int = 1) -> Tensor:
 
 
 @torch.no_grad()
-def upper_bounds(weights: Tensor, geometry: Geometry, lower: Tensor, *, squarings: int = 8) -> Tensor:
+def upper_bounds(
+    weights: Tensor, geometry: Geometry, lower: Tensor, *, squarings: int = 8, dense_up_to: int = 512
+) -> Tensor:
     """Numbers (L,) that no norm exceeds, given numbers ``lower`` that no norm is below (power iteration's).
 
     A zero-padded convolution is a part (some rows, some columns) of a circular one on a torus that is larger by the
@@ -134,12 +135,13 @@ def upper_bounds(weights: Tensor, geometry: Geometry, lower: Tensor, *, squaring
     frequency (per coarse frequency and its aliases where there is a stride), and Gram iteration, repeated squaring
     of M M*, bounds each from above: too large by a factor rank ** (1 / 2 ** (squarings + 2)) at most. A frequency
     whose bound has come down to that of an earlier one cannot matter any more and is dropped. In double precision.
-    On few pixels the torus is much larger than the image and the bound loose: a small operator is written out.
+    On few pixels the torus is much larger than the image and the bound loose: an operator on up to
+    ``dense_up_to`` values is written out instead.
     """
     rounding = 1 + torch.finfo(weights.dtype).eps + 1e-12
     if weights.shape[3:] == (1, 1):  # no neighbours: the reshaped kernel is the operator
         return reshaped_norms(weights.double(), geometry.groups).to(weights.dtype) * rounding
-    if weights.shape[2] * geometry.groups * math.prod(geometry.size) <= _DENSE_UP_TO:
+    if weights.shape[2] * geometry.groups * math.prod(geometry.size) <= dense_up_to:
         return _dense_norms(weights.double(), geometry).to(weights.dtype) * rounding
     grouped = _by_group(weights, geometry.groups).flatten(0, 1).double()
     best = lower.double().repeat_interleave(geometry.groups)

@@ -74,11 +74,12 @@ def test_the_adjoint_is_the_transpose(case):
 def test_the_upper_bound_is_never_below_the_norm(case, seed, common):
     weights, geometry = weights_of(*case, seed=seed, layers=2) + common, case[-1]
     # the worst lower bound that is allowed: nothing may then be dropped too early
-    upper = upper_bounds(weights, geometry, torch.zeros(2, dtype=torch.float64))
+    upper = upper_bounds(weights, geometry, torch.zeros(2, dtype=torch.float64), dense_up_to=0)
     exact = torch.stack([torch.linalg.matrix_norm(dense(weight, geometry), 2) for weight in weights])
     assert (upper >= exact * (1 - 1e-12)).all()
     lower, _ = operator_norms(weights, geometry)
-    assert (upper_bounds(weights, geometry, lower) >= exact * (1 - 1e-12)).all()
+    assert (upper_bounds(weights, geometry, lower, dense_up_to=0) >= exact * (1 - 1e-12)).all()
+    torch.testing.assert_close(upper_bounds(weights, geometry, lower, dense_up_to=10**6), exact)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -86,7 +87,9 @@ def test_the_upper_bound_is_tight_on_an_ordinary_layer(stride):
     geometry = Geometry((16, 16), (stride, stride), (1, 1))
     weights = weights_of(8, 8, (3, 3), geometry)
     norms, _ = operator_norms(weights, geometry, tolerance=1e-8, iterations=5000)
-    assert (upper_bounds(weights, geometry, norms) < 1.05 * norms).all()
+    upper = upper_bounds(weights, geometry, torch.zeros_like(norms), dense_up_to=0)
+    assert (norms < upper).all()
+    assert (upper < 1.05 * norms).all()
 
 
 def test_the_reshaped_norm_is_another_number():
@@ -124,3 +127,12 @@ def test_a_layer_of_zeros_has_norm_zero():
     norms, _ = operator_norms(weights, geometry)
     assert norms.tolist() == [0.0, pytest.approx(2.0)]
     assert upper_bounds(weights, geometry, norms).tolist() == [0.0, pytest.approx(2.0)]
+
+
+def test_nothing_cancels_around_the_edge():
+    """On two pixels, a circular difference sees one neighbour twice with opposite signs; the zero-padded one does not."""
+    difference = torch.tensor([[0.0, 0, 0], [1, 0, -1], [0, 0, 0]], dtype=torch.float64).reshape(1, 1, 1, 3, 3)
+    geometry = Geometry((2, 2), padding=(1, 1))
+    upper = upper_bounds(difference, geometry, torch.zeros(1, dtype=torch.float64), dense_up_to=0)
+    assert torch.linalg.matrix_norm(dense(difference[0], geometry), 2).item() == pytest.approx(1)
+    assert upper.item() >= 1
