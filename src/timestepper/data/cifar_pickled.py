@@ -98,6 +98,7 @@ class PickledCifar:
         return tuple(unpickle(read_verified(path, self.sums[self.meta], self.algorithm), path)[self.names_key])
 
     def test_file(self, path: Path) -> None:
+        """Raise if the file is bad."""
         read_verified(path, self.sums[path.name], self.algorithm)
 
 

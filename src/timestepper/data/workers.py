@@ -45,11 +45,16 @@ def parallel(reader: Any, keys: Sequence[Any], workers: int, pin_memory: bool) -
     others = multiprocessing.active_children()
     try:
         with signals_held():
-            iterator = iter(batches)
-        processes = [child for child in multiprocessing.active_children() if child not in others]
-        tame_sigchld()
-        for _ in keys:
-            yield wait_for_batch(iterator, processes)
+            iterator: Any = iter(batches)
+        try:
+            processes = [child for child in multiprocessing.active_children() if child not in others]
+            tame_sigchld()
+            for _ in keys:
+                yield wait_for_batch(iterator, processes)
+        finally:
+            # What torch does when its iterator is collected. An exception keeps that alive by its traceback, and as
+            # part of a cycle it would wait five seconds for workers that it can no longer reach.
+            iterator._shutdown_workers()
     except TimestepperError:
         raise
     except Exception as error:

@@ -149,6 +149,20 @@ def test_packed_cifar100_opens_without_known_sums(flat_cifar100):
     assert len(dataset.sha256) == 64
 
 
+def test_check_judges_by_content_where_no_sum_is_known(flat_cifar100, tmp_path):
+    assert check("cifar100", flat_cifar100.parent) == []
+    folder = tmp_path / "cifar100"
+    shutil.copytree(flat_cifar100, folder, copy_function=os.symlink)
+    for file in ("train_4.webp", "test_labels.npy", "classes.txt"):
+        (folder / file).unlink()
+        (folder / file).write_bytes(b"nonsense")
+    assert [Path(path).name for path, _ in check("cifar100", tmp_path)] == [
+        "train_4.webp",
+        "test_labels.npy",
+        "classes.txt",
+    ]
+
+
 def labels_of(values, count=50_000):
     return np.resize(np.arange(values, dtype=np.uint8), count)
 

@@ -61,7 +61,7 @@ def test_what_the_loader_says_of_itself(folder, expected):
     assert labels.dtype == torch.int64
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_any_number_of_workers_gives_the_same_batches(folder, expected, workers):
     assert equal(batches(folder.train, workers=workers), expected)
 
@@ -158,6 +158,15 @@ def test_channels_last_changes_the_layout_and_no_value(folder, expected):
     assert all(images.is_contiguous(memory_format=torch.channels_last) for images, _ in last)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_gpu_gives_the_bits_of_the_cpu(folder, expected, workers):
+    on_gpu = batches(folder.train, device="cuda", workers=workers)
+    assert all(images.is_cuda and labels.is_cuda for images, labels in on_gpu)
+    assert equal([(images.cpu(), labels.cpu()) for images, labels in on_gpu], expected)
+
+
 # -- the workers -----------------------------------------------------------------------------------------------------
 
 
@@ -219,42 +228,49 @@ def test_a_worker_killed_between_two_batches_disturbs_nothing_until_the_next(fol
         next(steps)
 
 
-TRAINER = """
-import multiprocessing, sys, time
-from timestepper.data import loader, open_dataset
-images = open_dataset("folder", sys.argv[1], size=64).train
-steps = loader(images, batch_size=6, seed=0, training=True, workers=2).epoch(0)
-try:
-    next(steps)
-    print(*[child.pid for child in multiprocessing.active_children()], flush=True)
-    time.sleep(float(sys.argv[2]))
-    print(len(list(steps)))
-except Exception as error:
-    print(type(error).__name__, error)
-"""
+def train_and(then, images, pids):
+    """A trainer of its own: starts an epoch with two workers, tells their process ids, does `then`, leaves."""
+    steps, workers = running(images)
+    pids.send([worker.pid for worker in workers])
+    then()
+    steps.close()
 
 
-def test_workers_do_not_hold_up_a_trainer_that_leaves(root):
+@pytest.fixture
+def trainer(folder):
+    """Starts `train_and` as a process and returns it with the process ids of its workers."""
+    started = []
+
+    def start(then):
+        receiving, sending = multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.get_context("fork").Process(target=train_and, args=(then, folder.train, sending))
+        process.start()
+        started.append(process)
+        return process, receiving.recv()
+
+    yield start
+    for process in started:
+        process.kill()
+        process.join()
+
+
+def test_workers_do_not_hold_up_a_trainer_that_leaves(trainer):
     """It leaves with an epoch half done and its generator still referred to."""
-    program = TRAINER.replace("time.sleep(float(sys.argv[2]))", "sys.exit(3)")
-    trainer = subprocess.Popen([sys.executable, "-c", program, str(root)], stdout=subprocess.PIPE, text=True)
-    workers = [int(pid) for pid in trainer.stdout.readline().split()]
-    assert trainer.wait(timeout=4) == 3
-    trainer.stdout.close()
+    process, workers = trainer(lambda: sys.exit(3))
+    process.join(timeout=15)
+    assert process.exitcode == 3
     assert len(workers) == 2
     assert not any(is_running(pid) for pid in workers)
 
 
-def test_workers_leave_soon_after_a_killed_trainer(root):
-    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, str(root), "60"], stdout=subprocess.PIPE, text=True)
-    workers = [int(pid) for pid in trainer.stdout.readline().split()]
-    assert len(workers) == 2
-    trainer.kill()
-    trainer.wait()
-    trainer.stdout.close()
+def test_workers_leave_soon_after_a_killed_trainer(trainer):
+    process, workers = trainer(lambda: time.sleep(60))
+    process.kill()
+    process.join()
     deadline = time.monotonic() + 4
     while any(is_running(pid) for pid in workers) and time.monotonic() < deadline:
         time.sleep(0.05)
+    assert len(workers) == 2
     assert not any(is_running(pid) for pid in workers)
 
 
@@ -275,11 +291,22 @@ def can_mount():
         return False
 
 
+PROGRAM = """
+import sys
+from timestepper.data import loader, open_dataset
+images = open_dataset("folder", sys.argv[1], size=64).train
+try:
+    print(len(list(loader(images, batch_size=6, seed=0, training=True, workers=2).epoch(0))))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
 def test_a_full_shared_memory_is_told_with_advice(root):
     if not can_mount():
         pytest.skip("may not mount a small /dev/shm here")
     small = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
-    command = ["unshare", "--mount", "sh", "-c", small, "sh", sys.executable, "-c", TRAINER, str(root), "0"]
+    command = ["unshare", "--mount", "sh", "-c", small, "sh", sys.executable, "-c", PROGRAM, str(root)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.startswith("LoaderError a data loader worker failed ("), done.stderr
     assert "a bigger /dev/shm" in done.stdout
