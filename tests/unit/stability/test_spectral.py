@@ -130,7 +130,7 @@ def test_a_layer_of_zeros_has_norm_zero():
 
 
 def test_nothing_cancels_around_the_edge():
-    """On two pixels, a circular difference sees one neighbour twice with opposite signs; the zero-padded one does not."""
+    """On two pixels, a circular difference sees its one neighbour twice, with opposite signs; a padded one does not."""
     difference = torch.tensor([[0.0, 0, 0], [1, 0, -1], [0, 0, 0]], dtype=torch.float64).reshape(1, 1, 1, 3, 3)
     geometry = Geometry((2, 2), padding=(1, 1))
     upper = upper_bounds(difference, geometry, torch.zeros(1, dtype=torch.float64), dense_up_to=0)
