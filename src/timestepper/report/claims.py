@@ -86,7 +86,8 @@ class Statement:
     """Something that the paper says and that runs can confirm or refute.
 
     ``low`` and ``high`` (or ``group``) say which runs are compared, ``on`` where the paper does it, ``stand_in`` on
-    what smaller task the same thing can be looked at, ``gain`` the size that the paper gives.
+    what smaller task the same thing can be looked at, ``gain`` the size that the paper gives. ``margin`` is ours:
+    the paper says "about" and "similar" without a number.
     """
 
     id: str
@@ -159,6 +160,8 @@ def read_claim(path: Path) -> Claim:
             _one_of([statement.direction], ("rising", "falling"), f"{where} direction")
         if statement.check in ("lower", "similar") and not (statement.low and statement.high):
             raise RecordError(f"{where} key {'high' if statement.low else 'low'} is missing")
+        if statement.check in ("similar", "near") and statement.margin is None:
+            raise RecordError(f"{where} key margin is missing")
     return claim
 
 

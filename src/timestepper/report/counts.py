@@ -42,17 +42,17 @@ NOTES = (
     Note(
         ("gflops_inference",),
         lambda row: True,
-        "Multiply-adds of convolutions and matrix products. The paper's number is the one printed in the "
-        "squeeze-and-excitation paper (Hu et al. 2018), which counts further operations. Counting every shortcut "
-        "addition too gives 7.58 for ResNet-101, but then 3.67 for ResNet-34 and 7.52 for ResNeXt-101: no single way "
-        "of counting gives all eight of the paper's numbers.",
+        "Multiply-adds of convolutions and matrix products. The paper does not say how it counts; its number may come "
+        "from the squeeze-and-excitation paper (Hu et al. 2018), which we have not checked. Counting every shortcut "
+        "addition too gives 7.58 for ResNet-101, but then 3.67 for ResNet-34 and 7.52 for ResNeXt-101: neither way "
+        "gives all eight of the paper's numbers.",
     ),
     Note(
         ("gflops_train",),
         lambda row: True,
         "Ours adds the controller's matrix products and one pass to average the weights that it reads, once per update "
         "whatever the batch. The paper does not say what it counts, and its increments (0.00 for ResNet-18 and 34, "
-        "0.03 for 50, 0.06 for 101) fit no single count: the matrix products alone would already print 1.82 for "
+        "0.03 for 50, 0.06 for 101) fit no count that we tried: the matrix products alone would already print 1.82 for "
         "ResNet-18.",
     ),
 )

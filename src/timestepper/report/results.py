@@ -149,7 +149,10 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
         where = verdict.where + (" (stand-in)" if verdict.stand_in else "")
         cells = (Cell(verdict.claim.place.partition(",")[0]), Cell(verdict.state, tone=_TONES[verdict.state]))
         rows.append((Cell(verdict.statement.text), *cells, Cell(verdict.detail), Cell(where)))
-    caption = "Verdicts: reproduced where the 95% interval over seeds leaves no doubt, not reproduced otherwise"
+    caption = (
+        "Verdicts: reproduced where the whole 95% interval over seeds lies where the statement puts it; not reproduced "
+        "otherwise, which can also mean too few seeds"
+    )
     return Table("verdicts", caption, ("The paper says", "Where", "Verdict", "Measured", "On"), tuple(rows))
 
 

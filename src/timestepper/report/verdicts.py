@@ -1,7 +1,7 @@
 """A verdict on every statement of the paper that the records can decide.
 
 Each check comes down to one number per seed (a paired difference, a slope, a distance) and to what its 95% interval
-must do: lie below zero, above zero, below a margin, or hold zero.
+must do: lie below zero, above zero, or inside a margin.
 """
 
 import math
@@ -121,7 +121,9 @@ def _examine(statement: Statement, groups: list[Group]) -> tuple[str, str] | Non
     if not all(sample for _, sample in samples):
         return None
     intervals = [(level, interval(sample.values())) for level, sample in samples]
-    return _similar(intervals[0][1]) if statement.check == "similar" else _lower(statement, intervals)
+    if statement.check == "similar":
+        return _similar(intervals[0][1], statement.margin or 0.0)
+    return _lower(statement, intervals)
 
 
 def _subject(groups: list[Group], wanted: dict[str, str] | None) -> Group | None:
@@ -155,11 +157,12 @@ def _lower(statement: Statement, intervals: list[tuple[float | None, Interval]])
     return (REPRODUCED if all(holds) else NOT_REPRODUCED), detail
 
 
-def _similar(found: Interval) -> tuple[str, str]:
+def _similar(found: Interval, margin: float) -> tuple[str, str]:
+    """Alike is more than "no difference seen": the whole interval must be small."""
     if found.low is None or found.high is None:
         return _too_few(found)
-    detail = f"difference {signed(found.mean)} points {found.bounds()}, {found.count} seeds"
-    return (REPRODUCED if found.low <= 0 <= found.high else NOT_REPRODUCED), detail
+    detail = f"difference {signed(found.mean)} points {found.bounds()}, {found.count} seeds; allowed ±{margin:g}"
+    return (REPRODUCED if -margin <= found.low and found.high <= margin else NOT_REPRODUCED), detail
 
 
 def _steps(statement: Statement, groups: list[Group]) -> tuple[str, str] | None:

@@ -88,12 +88,14 @@ def test_a_stand_in_is_called_one_and_gives_way_to_the_paper_s_own_task(records)
     assert (chosen.state, chosen.stand_in) == (NOT_REPRODUCED, False)
 
 
-def test_alike_means_that_zero_is_inside(records):
-    statement = replace(LOWER, check="similar")
-    same = [with_errors(records[0], "plain", [8.0, 8.4, 8.1]), with_errors(records[0], "lstm", [8.1, 8.2, 8.2])]
+def test_alike_means_that_the_whole_interval_is_small(records):
+    statement = replace(LOWER, check="similar", margin=0.5)
+    same = [with_errors(records[0], "plain", [8.0, 8.3, 8.1]), with_errors(records[0], "lstm", [8.1, 8.3, 8.2])]
+    unsure = [with_errors(records[0], "plain", [8.0, 9.0, 8.1]), with_errors(records[0], "lstm", [8.9, 8.0, 8.2])]
     apart = [with_errors(records[0], "plain", [8.0, 8.1, 8.2]), with_errors(records[0], "lstm", [6.0, 6.1, 6.2])]
     assert decide(statement, same)[0].state == REPRODUCED
     assert decide(statement, apart)[0].state == NOT_REPRODUCED
+    assert decide(statement, unsure)[0].state == NOT_REPRODUCED
 
 
 def noisy(group_, rise):
