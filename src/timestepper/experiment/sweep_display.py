@@ -57,7 +57,7 @@ class RunDisplay(Display):
             self.state,
             f"{self._epoch:.0f}" if self._epoch else "-",
             f"{self._step}/{self._steps}" if self._steps else "-",
-            f"{self._loss:.3f}" if self._epoch else "-",
+            f"{self._loss:.4g}" if self._epoch else "-",
             f"{self._accuracy:.1%}" if self._epoch else "-",
             "-" if self._test_error is None else f"{self._test_error:.2%}",
             f"{self._speed.value:,.0f}" if running else "-",
