@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from timestepper.errors import RecipeError
+from timestepper.experiment.sets import open_sets
 from timestepper.experiment.sweep_plan import expand, parse_seeds, split
 
 OUT = Path("out")
@@ -62,14 +63,28 @@ def test_the_same_run_comes_once_and_two_runs_never_share_a_folder(tmp_path):
         labels([str(tmp_path / "a/mine.toml"), str(tmp_path / "b/mine.toml")])
 
 
-def test_a_set_of_runs_lies_where_reproduce_looks_for_it():
-    from timestepper.experiment.sets import open_sets
+SET = """
+set = "mine"
+title = "Two kinds, two seeds"
+seeds = [0, 1]
 
-    entries = expand(["baseline"], [], [1], OUT, 60.0)
-    wanted = [run for run in open_sets("baseline") if run.recipe.run.seed == 1]
+[[train]]
+base = "smoke/digits"
+vary = { "controller.kind" = ["none", "lstm"] }
+hours = 0.1
+"""
+
+
+def test_a_set_of_runs_lies_where_reproduce_looks_for_it(tmp_path):
+    (tmp_path / "mine.toml").write_text(SET)
+    reference = str(tmp_path / "mine.toml")
+    entries = expand([reference], ["run.epochs=2"], [], OUT, 60.0)
+    wanted = open_sets(reference, overrides=("run.epochs=2",))
+    assert len(entries) == 4
     assert [entry.path for entry in entries] == [OUT / run.folder for run in wanted]
     assert [entry.identity for entry in entries] == [run.identity for run in wanted]
-    assert len(entries) == 7
+    chosen = expand([reference], [], [1], OUT, 60.0)
+    assert [entry.recipe.run.seed for entry in chosen] == [1, 1]
 
 
 @pytest.mark.parametrize(("text", "seeds"), [("", []), ("0,1,2", [0, 1, 2]), ("3-5", [3, 4, 5]), ("7, 1-2", [7, 1, 2])])
