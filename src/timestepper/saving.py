@@ -7,7 +7,6 @@ safetensors itself does not notice a flipped bit.
 
 import hashlib
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from timestepper.api import Attached, attach, detach, find_attached, fold
 from timestepper.errors import CheckpointError, MismatchError
+from timestepper.files import write_atomic
 
 FORMAT = 1
 
@@ -27,7 +27,7 @@ def save_controllers(net: nn.Module, path: str | Path) -> Path:
     path = Path(path)
     description = {"format": FORMAT, "model": type(detach(attached)).__name__, **_description(attached)}
     write_tensors(attached.controllers.state_dict(), path)
-    _write(path.with_suffix(".json"), (json.dumps(description, indent=2) + "\n").encode())
+    write_atomic(path.with_suffix(".json"), (json.dumps(description, indent=2) + "\n").encode())
     return path
 
 
@@ -92,8 +92,8 @@ def write_tensors(tensors: dict[str, Tensor], path: Path) -> Path:
     """Write a safetensors file and its sha256, whole or not at all; the sum goes last, so it vouches for the file."""
     data = save_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     _checksum(path).unlink(missing_ok=True)
-    _write(path, data)
-    _write(_checksum(path), f"{hashlib.sha256(data).hexdigest()}  {path.name}\n".encode())
+    write_atomic(path, data)
+    write_atomic(_checksum(path), f"{hashlib.sha256(data).hexdigest()}  {path.name}\n".encode())
     return path
 
 
@@ -132,16 +132,3 @@ def _description(net: Attached) -> dict:
 
 def _checksum(path: Path) -> Path:
     return path.with_name(path.name + ".sha256")
-
-
-def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise CheckpointError(f"{path}: cannot be written: {error.strerror}") from None

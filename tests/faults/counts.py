@@ -19,6 +19,7 @@ COUNTS = {  # name: (default, full)
     "T16": (2, 20),  # signals to a run with two workers
     "T17": (1, 10),  # kills of one rank
     "T18": (1, 10),  # kills of one rank with restarts allowed
+    "T19": (3, 10),  # seconds after which a silent rank is given up
     "T20": (1, 20),  # normal ends of two ranks
     "T27": (3, 20),  # kills inside an export
     "T30": (6, int(os.environ.get("TIMESTEPPER_SOAK_SECONDS", 7200))),  # seconds of random faults

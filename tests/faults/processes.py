@@ -168,7 +168,7 @@ def command(
 def torchrun(arguments: list[str], folder: Path, *options: str, env: Mapping[str, str] | None = None) -> Iterator[Job]:
     """``torchrun --standalone --nproc-per-node 2 OPTIONS -m timestepper ARGUMENTS``; workers are fresh interpreters."""
     launcher = ["--standalone", "--nproc-per-node", "2", *options, "-m", "timestepper", *arguments]
-    job = fork(functools.partial(run_torchrun, launcher), folder, env)
+    job = fork(functools.partial(run_torchrun, launcher), folder)
     try:
         yield job
     finally:

@@ -1,14 +1,16 @@
-"""Exports that are killed, and figures that must not depend on how they were computed: T27, T28."""
+"""Exports that are killed or find no space, and figures that do not depend on how they were computed: T27, T12, T28."""
 
 import functools
 import json
+import re
 from pathlib import Path
 
 import pytest
 import runs
 import torch
+from conftest import message_of
 from counts import count
-from processes import command, fork
+from processes import command, fork, limit_file_size
 from stopping import drive
 
 from timestepper import data, saving
@@ -71,6 +73,17 @@ def test_t27_a_killed_export_leaves_no_part(times, tmp_path, stepped_run, cli, c
     assert sorted(path.name for path in folder.iterdir()) == ["plain.safetensors", "plain.safetensors.sha256"]
     assert target.read_bytes() == whole
     figure(kills=times, partial=0, **seen)
+
+
+def test_t12_no_space_for_an_export(tmp_path, stepped_run, cli):
+    target = tmp_path / "plain.safetensors"
+    arguments = ["fold", str(stepped_run), "-o", str(target)]
+    with command(arguments, tmp_path, prepare=functools.partial(limit_file_size, 100_000)) as job:
+        assert job.wait() == 1, job.stderr
+        assert re.match(rf"No space left for {target}: need 0\.3\d* MB", message_of(job.stderr))
+    assert list(tmp_path.glob("plain*")) == []
+    nowhere = tmp_path / "missing" / "plain.safetensors"
+    assert f"cannot write {nowhere}: No such file" in cli("fold", str(stepped_run), "-o", str(nowhere)).refused()
 
 
 # -- noise -----------------------------------------------------------------------------------------------------------

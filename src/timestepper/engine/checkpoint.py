@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from timestepper.engine.files import remove_leftovers, write_atomic
 from timestepper.errors import CheckpointError, DivergedError
+from timestepper.files import remove_leftovers, write_atomic
 
 FORMAT = 1
 KEEP = 2

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from timestepper.engine.checkpoint import Checkpoints, check
-from timestepper.engine.files import write_atomic
 from timestepper.engine.metrics import JsonLines, read_lines
 from timestepper.engine.progress import Display
 from timestepper.engine.rundir import METRICS, RECIPE, TENSORBOARD, TIMING, RunDirectory, read_status
 from timestepper.engine.tensorboard import TensorBoard
 from timestepper.errors import CheckpointError
+from timestepper.files import write_atomic
 
 
 class Journal:

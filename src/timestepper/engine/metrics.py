@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from timestepper.engine.files import explain
 from timestepper.errors import CheckpointError
+from timestepper.files import explain
 
 
 class JsonLines:

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from timestepper.engine.files import explain, remove_leftovers, write_atomic
 from timestepper.errors import RunDirectoryError
+from timestepper.files import explain, remove_leftovers, write_atomic
 
 LOCK, STATUS, RECIPE, METRICS, TIMING = "run.lock", "status.json", "recipe.toml", "metrics.jsonl", "timing.jsonl"
 CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from timestepper.engine.files import explain
+from timestepper.files import explain
 
 _PIXELS = 6  # edge of a heat map's cell
 

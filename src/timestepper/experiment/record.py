@@ -10,12 +10,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from timestepper.engine.files import write_atomic
 from timestepper.engine.metrics import read_lines
 from timestepper.engine.rundir import TIMING
 from timestepper.errors import RecordError
 from timestepper.experiment.load import as_dict
 from timestepper.experiment.schema import Recipe
+from timestepper.files import write_atomic
 
 SCHEMA = 1
 RECORD = "record.json"

@@ -9,8 +9,8 @@ import torch
 
 from timestepper.engine import checkpoint
 from timestepper.engine.checkpoint import Checkpoints, read
-from timestepper.engine.files import write_atomic
 from timestepper.errors import CheckpointError, DiskFullError, DivergedError, RunDirectoryError
+from timestepper.files import write_atomic
 
 IDENTITY = {"model": "tiny", "classes": 10, "controller": "lstm"}
 

@@ -13,21 +13,22 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file so that a kill or a full disk at any moment leaves the old one or the new one, never a part."""
-    free = shutil.disk_usage(path.parent).free
-    if free < len(data):
-        raise disk_full(path, len(data))
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
+        fits = shutil.disk_usage(path.parent).free >= len(data)
+        if fits:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise explain(error, path, len(data)) from error
+    if not fits:
+        raise disk_full(path, len(data))
 
 
 def sync_folder(folder: Path) -> None:
