@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -215,6 +216,20 @@ def test_a_killed_worker_is_told_with_advice(folder):
 def kill_and_go_on(worker, steps):
     os.kill(worker.pid, signal.SIGKILL)
     list(steps)
+
+
+def test_a_worker_killed_while_its_batch_is_awaited_is_told_at_once(tmp_path):
+    """The first file is a pipe that nobody writes to, so the worker hangs until it is killed."""
+    images = open_dataset("folder", write_digit_folder(tmp_path / "digits", per_class=2), size=16).train
+    os.unlink(images.paths[0])
+    os.mkfifo(images.paths[0])
+    killer = threading.Timer(0.5, lambda: [child.kill() for child in multiprocessing.active_children()])
+    killer.start()
+    started = time.monotonic()
+    with pytest.raises(LoaderError, match=r"exited unexpectedly|killed by signal"):
+        batches(images, training=False, workers=1)
+    assert 0.4 < time.monotonic() - started < 4
+    killer.join()
 
 
 def test_a_worker_killed_between_two_batches_disturbs_nothing_until_the_next(folder):
