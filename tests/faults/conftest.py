@@ -34,12 +34,16 @@ class Outcome:
         return message_of(self.err)
 
 
+def errors_of(stderr: str) -> list[str]:
+    """The error lines of our own among those of torchrun."""
+    return [line.removeprefix("error: ") for line in stderr.splitlines() if line.startswith("error: ")]
+
+
 def message_of(stderr: str) -> str:
     """The one error line of a command; a traceback beside it is a fault."""
-    errors = [line for line in stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1, stderr
     assert "Traceback" not in stderr
-    return errors[0].removeprefix("error: ")
+    (message,) = errors_of(stderr)
+    return message
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import runs
 import torch
+from conftest import errors_of
 from processes import command, fork, torchrun
 from torch import Tensor, nn
 
@@ -133,10 +134,10 @@ def test_t14_torchrun_does_not_go_round_in_circles(tmp_path, within, figure):
         with within(10) as watch:
             assert job.wait() != 0
         assert job.survivors() == []
-        errors = [line for line in job.stderr.splitlines() if line.startswith("error: ")]
-    diverged = [line for line in errors if line.startswith("error: step ")]
+        errors = errors_of(job.stderr)
+    diverged = [line for line in errors if line.startswith("step ")]
     assert len(diverged) == 2, errors  # each rank once, whatever the restarts
-    assert all(line.startswith("error: not restarted, because") for line in errors if line not in diverged)
+    assert all(line.startswith("not restarted, because") for line in errors if line not in diverged)
     figure(seconds=watch.seconds)
     with command(runs.train(run, "optimiser.lr=0.1", "--override", recipe=runs.DIGITS), tmp_path) as job:
         assert job.wait() == 0, job.stderr

@@ -4,10 +4,23 @@ import os
 import signal
 
 import runs
-from conftest import message_of
+from conftest import errors_of, message_of
 from counts import count
-from processes import command, fresh_command
+from processes import command, fresh_command, torchrun
 from watching import wait_for
+
+
+def test_t15_torchrun_in_a_folder_in_use_gives_up_at_once(tmp_path, within, figure):
+    run = tmp_path / "run"
+    with command(runs.train(run, "run.epochs=1000"), tmp_path) as first:
+        wait_for(lambda: runs.logged_steps(run) or first.poll() is not None)
+        # The second rank is still on its way to the first one when that leaves; nobody may wait for it.
+        with within(8) as watch, torchrun(runs.train(run, "run.epochs=1000"), tmp_path) as second:
+            assert second.wait() == 1
+            assert f"{run} is in use by process {first.pid}" in errors_of(second.stderr)[0]
+            assert second.survivors() == []
+        assert first.poll() is None
+    figure(seconds=watch.seconds)
 
 
 @count("T15")

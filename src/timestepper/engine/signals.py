@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from types import FrameType
+from typing import Any
 
 # One Ctrl-C reaches a worker of torchrun twice: from the terminal and from torchrun itself.
 _ECHO_SECONDS = 2.0
@@ -22,10 +23,21 @@ class Signals:
 
     def install(self) -> "Signals":
         """Catch SIGINT and SIGTERM (save, then stop; a second one leaves at once) and SIGUSR1 (save and go on)."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._on_stop)
-        self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_save)
+        self._set(self._on_stop)
         return self
+
+    def wait(self) -> "Signals":
+        """Until :meth:`install`, let SIGINT and SIGTERM end the process: there is nothing to save yet.
+
+        A process that waits for others inside torch would not come to run a handler.
+        """
+        self._set(signal.SIG_DFL)
+        return self
+
+    def _set(self, on_stop: Any) -> None:
+        handlers = {signal.SIGINT: on_stop, signal.SIGTERM: on_stop, signal.SIGUSR1: self._on_save}
+        for number, handler in handlers.items():
+            self._previous.setdefault(number, signal.signal(number, handler))
 
     def restore(self) -> None:
         """Put back the handlers that were there before."""

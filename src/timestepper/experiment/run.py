@@ -77,6 +77,8 @@ class Session:
         if (advice := distributed.advice()) is not None:
             self.display.say(advice)
         self.group = distributed.start(self.device, self.request.dist_timeout)
+        if self.group.active:
+            self.request.signals.install()
         self.data = self.request.data or build.dataset(self.recipe)
         self.runtime = build.runtime(self.recipe, self.device, self.display.say)
 

@@ -16,7 +16,7 @@ from timestepper.experiment.schema import Recipe
 def start(recipe: Recipe, *, name: str, run_dir: Path | None, **options: Any) -> int:
     """Train a recipe in its run directory and print the summary; the exit code."""
     path = run_dir or Path("runs") / name
-    signals = Signals().install()
+    signals = Signals().wait() if "RANK" in os.environ else Signals().install()
     folder: RunDirectory | None = None
     try:
         _refuse_hopeless_restart(path)
