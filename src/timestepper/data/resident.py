@@ -24,7 +24,7 @@ class ResidentLoader:
         augment: Augment,
         device: torch.device,
         memory_format: torch.memory_format = torch.contiguous_format,
-        chunk: int = 32,
+        chunk: int = 64,
     ):
         if augment.resized_crop:
             raise DataError("augment 'resized_crop' is for image folders; use 'crop_flip', 'shift' or 'none' here")

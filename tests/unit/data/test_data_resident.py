@@ -65,7 +65,7 @@ def test_one_loader_gives_any_epoch_at_any_time(digits):
     assert equal(list(again.epoch(0)), batches(digits.train, augment="shift"))
 
 
-@pytest.mark.parametrize("first_step", [0, 1, 31, 32, 33, 70, 71])
+@pytest.mark.parametrize("first_step", [0, 1, 63, 64, 65, 70, 71])
 def test_starting_late_equals_skipping(digits, first_step):
     whole = batches(digits.train, augment="shift")
     assert len(whole) == 71
