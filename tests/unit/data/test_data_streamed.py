@@ -210,6 +210,7 @@ def test_a_killed_worker_is_told_with_advice(folder):
         kill_and_go_on(workers[0], steps)
     assert time.monotonic() - started < 5
     assert "\n" not in str(caught.value)
+    assert not any(worker.is_alive() for worker in workers), "though the error still refers to the loader"
     assert caught.value.exit_code == 1
 
 
