@@ -1,11 +1,16 @@
 """Data sets that are not what they should be: T23, T24."""
 
+import dataclasses
 import hashlib
 import shutil
 from pathlib import Path
 
 import pytest
 import runs
+
+from timestepper.data import open_dataset
+from timestepper.data.cifar_pickled import PICKLED
+from timestepper.errors import DataError
 
 CIFAR = Path(__file__).parents[3] / "shared" / "data" / "cifar10"
 
@@ -61,6 +66,12 @@ def test_t23_a_wrong_layout_is_refused_before_training(spoil, tmp_path, image_fo
 def test_t23_too_few_images_for_a_batch(tmp_path, image_folder, cli):
     recipe = [*runs.folder_recipe(image_folder), "data.batch_size=1000"]
     assert "200 samples do not fill one batch of 1000" in cli(*runs.train(tmp_path / "run", recipe=recipe)).refused()
+
+
+def test_t23_labels_beyond_the_classes():
+    digits = open_dataset("digits").train
+    with pytest.raises(DataError, match="labels run from 0 to 9, but 5 classes allow only 0 to 4"):
+        dataclasses.replace(digits, classes=5)
 
 
 # -- CIFAR -----------------------------------------------------------------------------------------------------------
@@ -124,6 +135,22 @@ def test_t24_cifar10_given_as_cifar100(tmp_path, cifar, cli):
     (cifar.parent / "cifar100").symlink_to(cifar)
     message = cli(*train_cifar(cifar, tmp_path / "run", "cifar100")).refused()
     assert "not cifar100" in message
+
+
+def test_t24_torchvision_layout_with_a_truncated_batch(tmp_path, cli):
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    for name in PICKLED["cifar10"].files:
+        (folder / name).write_bytes(b"cut short")
+    outcome = cli("check-data", "cifar10", "--root", str(tmp_path))
+    outcome.refused()
+    for name, expected in PICKLED["cifar10"].sums.items():
+        (line,) = (line for line in outcome.out.splitlines() if line.startswith(f"{folder / name}: "))
+        assert expected in line
+        assert hashlib.md5(b"cut short").hexdigest() in line
+    message = cli(*train_cifar(folder, tmp_path / "run")).refused()
+    assert str(folder) in message
+    assert "expected md5" in message
 
 
 def test_t24_missing(tmp_path, cli):

@@ -99,13 +99,14 @@ def test_t16_a_signal_to_one_rank_stops_both_at_one_step(rank, number, tmp_path,
     figure(seconds=watch.seconds)
 
 
-def test_t16_ctrl_c_to_torchrun(tmp_path, within, figure):
+@pytest.mark.parametrize("number", [SIGINT, pytest.param(SIGTERM, marks=pytest.mark.soak)])
+def test_t16_a_signal_to_torchrun(number, tmp_path, within, figure):
     run = tmp_path / "run"
     with torchrun(runs.train(run, "run.epochs=100"), tmp_path) as job:
         wait_for_step(job, run, 3)
         job.offspring()
         with within(5) as watch:
-            job.send(SIGINT, group=True)
+            job.send(number, group=True)
             assert job.wait(60) == 1
         assert job.survivors() == []
     status = read_status(run)
