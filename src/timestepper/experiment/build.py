@@ -1,6 +1,7 @@
 """A recipe made real: data, network, optimiser, schedule. The one place where method and engine meet."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from timestepper.engine.runtime import Runtime
 from timestepper.engine.schedule import Schedule
 from timestepper.errors import RecipeError
 from timestepper.experiment.schema import Recipe
+from timestepper.stability import Monitor
 
 
 def dataset(recipe: Recipe) -> data.Dataset:
@@ -161,11 +163,21 @@ def runtime(recipe: Recipe, device: torch.device, say: Callable[[str], None]) ->
     return built
 
 
-def observe(recipe: Recipe, model: nn.Module) -> Callable[[], Observation]:
-    """A look at the step sizes, for the end of every epoch."""
-    if recipe.controller.kind == "none":
-        return Observation
+def observe(recipe: Recipe, model: nn.Module, input_shape: tuple[int, int, int]) -> Callable[[], Observation]:
+    """A look at step sizes and, where asked for, at the stability bound, for the end of every epoch."""
+    look = Observation if recipe.controller.kind == "none" else _look_at_steps(model)
+    if not recipe.run.monitor:
+        return look
+    monitor = Monitor(input_shape)
 
+    def look_at_both() -> Observation:
+        seen = look()
+        return replace(seen, scalars=seen.scalars | monitor.observe(model))
+
+    return look_at_both
+
+
+def _look_at_steps(model: nn.Module) -> Callable[[], Observation]:
     def look() -> Observation:
         sizes = {stage: dt.mean(1).tolist() for stage, dt in step_sizes(model).items()}
         means = {stage: sum(dt) / len(dt) for stage, dt in sizes.items()}

@@ -106,7 +106,7 @@ class Session:
             journal=self._journal or Journal(),
             group=self.group,
             signals=self.request.signals,
-            observe=build.observe(recipe, model),
+            observe=build.observe(recipe, model, batches.input_shape),
         )
         self._training.load(state)
         return self._training

@@ -112,6 +112,7 @@ class Run:
     checkpoint_epochs: int = setting(1, "Epochs between checkpoints; 0: only at the end.", least=0, free=True)
     checkpoint_seconds: float = setting(0.0, "Seconds between checkpoints; 0: not by the clock.", least=0, free=True)
     tensorboard: bool = setting(True, "Write TensorBoard files.", free=True)
+    monitor: bool = setting(False, "Log an estimate of the stability bound after every epoch.", free=True)
 
 
 @dataclass(frozen=True)

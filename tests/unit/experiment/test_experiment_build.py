@@ -109,13 +109,23 @@ def test_identity_tells_apart_what_does_not_fit():
 
 def test_observation_reports_step_sizes():
     recipe = small("controller.kind=fixed", "controller.value=0.25")
-    seen = build.observe(recipe, build.network(recipe, DIGITS))()
+    seen = build.observe(recipe, build.network(recipe, DIGITS), (1, 8, 8))()
     assert seen.scalars["step_size/layer1"] == pytest.approx(0.25)
     assert seen.scalars["evolution_time/layer3"] == pytest.approx(0.25)
     assert seen.profiles["step_sizes/layer2"] == pytest.approx([0.25])
     assert seen.columns == pytest.approx({"dt layer1": 0.25, "dt layer2": 0.25, "dt layer3": 0.25})
-    plain = build.observe(small(), build.network(small(), DIGITS))()
+    plain = build.observe(small(), build.network(small(), DIGITS), (1, 8, 8))()
     assert (plain.scalars, plain.profiles, plain.columns) == ({}, {}, {})
+
+
+@pytest.mark.parametrize("kind", ["none", "lstm"])
+def test_the_monitor_adds_the_bound_to_what_is_seen(kind):
+    recipe = small(f"controller.kind={kind}", "run.monitor=true")
+    seen = build.observe(recipe, build.network(recipe, DIGITS), (1, 8, 8))()
+    stages = ("layer1", "layer2", "layer3")
+    assert seen.scalars["log_bound"] == pytest.approx(sum(seen.scalars[f"log_bound/{stage}"] for stage in stages))
+    assert seen.scalars["log_bound"] > 0
+    assert ("step_size/layer1" in seen.scalars) == (kind == "lstm")
 
 
 def test_sync_bn_needs_gpus():
