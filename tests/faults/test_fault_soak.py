@@ -54,7 +54,7 @@ def checkpoint_damaged(arguments: list[str], run: Path, folder: Path, chance: ra
     """Only where another sound one is left."""
     killed(arguments, run, folder, chance)
     paths = runs.checkpoints(run)
-    if len(paths) == 2:
+    if len(paths) == 2 and runs.state_of(run) != "finished":
         content = paths[1].read_bytes()
         place = chance.randrange(len(content))
         paths[1].write_bytes(chance.choice([content[:place], runs.zero_page(content, place // 4096)]))
