@@ -1,5 +1,6 @@
 """timestepper demo: the whole job on a data set that needs no download, in two minutes on two CPU cores."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,8 @@ def demo(
     out: Annotated[Path, typer.Option(help="folder for runs, records and the page")] = Path("demo"),
 ) -> None:
     """Train a plain and a stepped network on digits, fold, compare, and write a page about it."""
+    # So small a network gains nothing from a second thread, and on a busy machine loses much by waiting for it.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     from timestepper import report
     from timestepper.cli import gather
     from timestepper.experiment.reproduce import bring_to_end, contents, plan
