@@ -7,7 +7,7 @@ from typing import Any
 
 from timestepper.report import counts, figures, results, step_figures, verdicts
 from timestepper.report.claims import Claims
-from timestepper.report.figures import Figure
+from timestepper.report.figures import Figure, Panel
 from timestepper.report.groups import (
     Group,
     Task,
@@ -96,12 +96,14 @@ def _sections(
 
     measured = results.measured_table(groups, label) if groups else None
     return [
+        Section("idea", "The idea", figures=(_idea(),)),
         drawn("results", "Results", figures.comparison(groups, label), measured),
         Section("claims", "What the paper says", tables=(results.verdict_table(found),) if found else ()),
         drawn("learning", "Learning", figures.learning_curves(groups, label)),
         drawn("noise", "Noise", figures.noise(groups, label), results.noise_table(groups, label)),
         drawn("depth", "Depth", figures.depth(groups, lambda task: schedule_label(task, claims)[0])),
         drawn("steps", "Step sizes", step_figures.final_steps(groups, label), step_figures.step_sizes(groups, label)),
+        drawn("folding", "Folding", results.fold_table(records)),
         drawn(
             "stability",
             "Stability",
@@ -114,6 +116,17 @@ def _sections(
         Section("pending", "Not yet run", tables=(results.pending_table(pending),) if pending else ()),
         _records(records),
     ]
+
+
+def _idea() -> Figure:
+    drawing = (_FOLDER / "idea.svg").read_text(encoding="utf-8")
+    caption = (
+        "A residual block is one Euler step of size 1 of a differential equation. Here every block has a step size of "
+        "its own, dt, one number per channel between 0 and 1. A small LSTM runs over the depth of each stage and gives "
+        "the step sizes. It is trained with the network and folded away afterwards: what remains is the plain network."
+    )
+    title = "A block takes a step, and the network learns how far"
+    return Figure("idea-figure", title, caption, (Panel("", "", drawing),), legend=())
 
 
 def tables_of(
