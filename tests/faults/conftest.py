@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,32 +17,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import processes
 import runs
 from counts import SLACK
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    def refused(self, code: int = 2) -> str:
-        """The message of an error a user can understand: one line, no traceback, this exit code."""
-        assert self.code == code, f"exit {self.code}\n{self.out}\n{self.err}"
-        return message_of(self.err)
-
-
-def errors_of(stderr: str) -> list[str]:
-    """The error lines of our own among those of torchrun."""
-    return [line.removeprefix("error: ") for line in stderr.splitlines() if line.startswith("error: ")]
-
-
-def message_of(stderr: str) -> str:
-    """The one error line of a command; a traceback beside it is a fault."""
-    assert "Traceback" not in stderr
-    (message,) = errors_of(stderr)
-    return message
+from outcomes import Outcome
 
 
 @pytest.fixture
@@ -107,13 +81,7 @@ class Watch:
         self.seconds = 0.0
 
 
-# -- uninterrupted runs, one of each kind ----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run on the digits, one process."""
-    return _finished(tmp_path_factory.mktemp("digits"), runs.DIGITS)
+# -- data and an uninterrupted run ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -125,10 +93,7 @@ def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def folder_run(tmp_path_factory: pytest.TempPathFactory, image_folder: Path) -> Path:
     """A finished run on image files, two workers."""
-    return _finished(tmp_path_factory.mktemp("folder"), runs.folder_recipe(image_folder))
-
-
-def _finished(folder: Path, recipe: list[str]) -> Path:
-    with processes.command(runs.train(folder / "run", recipe=recipe), folder) as job:
+    folder = tmp_path_factory.mktemp("folder")
+    with processes.command(runs.train(folder / "run", recipe=runs.folder_recipe(image_folder)), folder) as job:
         assert job.wait() == 0, job.stderr
     return folder / "run"

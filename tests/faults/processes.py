@@ -177,11 +177,12 @@ def torchrun(arguments: list[str], folder: Path, *options: str, env: Mapping[str
 
 @contextmanager
 def ranks(
-    arguments: list[str], folder: Path, port: int, world: int = 2, prepare: Preparation | None = None
+    main: list[str] | Callable[[], None], folder: Path, port: int, world: int = 2, prepare: Preparation | None = None
 ) -> Iterator[list[Job]]:
-    """The processes of a distributed run without torchrun above them, where its part is not looked at."""
+    """A command (or a function) as the processes of a distributed run, where torchrun's part is not looked at."""
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
-    main = functools.partial(run_command, arguments)
+    if isinstance(main, list):
+        main = functools.partial(run_command, main)
     jobs: list[Job] = []
     try:
         for rank in range(world):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import runs
-from conftest import message_of
+from outcomes import message_of
 from processes import become_nobody, command, limit_file_size, ranks
 from stopping import drive
 

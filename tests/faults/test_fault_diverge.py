@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import runs
 import torch
-from conftest import errors_of
-from processes import command, fork, torchrun
+from outcomes import errors_of
+from processes import command, ranks, torchrun
 from torch import Tensor, nn
 
 from timestepper.engine import distributed
@@ -93,10 +93,8 @@ def train_one_rank(spoilt_rank: int, spoil: float, run: Path) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_t14_one_bad_rank_stops_all_before_the_update(kind, spoil, rank, tmp_path, unused_port, within, figure):
     run = tmp_path / "run"
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port), "WORLD_SIZE": "2"}
     main = functools.partial(train_one_rank, rank, spoil, run)
-    with within(10) as watch:
-        jobs = [fork(main, tmp_path, {**address, "RANK": str(number)}) for number in range(2)]
+    with within(10) as watch, ranks(main, tmp_path, unused_port) as jobs:
         assert [job.wait(60) for job in jobs] == [1, 1], jobs[0].stderr + jobs[1].stderr
     for job in jobs:
         last, untouched, message = job.stdout.split(" ", 2)

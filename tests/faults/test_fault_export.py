@@ -3,14 +3,15 @@
 import functools
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
 import runs
 import torch
-from conftest import message_of
 from counts import count
-from processes import command, fork, limit_file_size
+from outcomes import message_of
+from processes import command, fork, limit_file_size, ranks
 from stopping import drive
 
 from timestepper import data, saving
@@ -109,9 +110,8 @@ def noise_table(run: Path, output: Path, batch_size: int = 90, workers: int = 0,
 def test_t28_noise_does_not_depend_on_how_it_is_computed(tmp_path, folder_run, image_folder, unused_port):
     def table(name: str, world: int = 1, **options: object) -> dict:
         main = functools.partial(noise_table, folder_run, tmp_path / name, root=image_folder, **options)
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port), "WORLD_SIZE": str(world)}
-        jobs = [fork(main, tmp_path, {**address, "RANK": str(r)} if world > 1 else {}) for r in range(world)]
-        assert [job.wait() for job in jobs] == [0] * world, "".join(job.stderr for job in jobs)
+        with ranks(main, tmp_path, unused_port, world) as jobs:
+            assert [job.wait() for job in jobs] == [0] * world, "".join(job.stderr for job in jobs)
         return json.loads((tmp_path / name).read_text())
 
     reference = table("alone", batch_size=50)
@@ -123,5 +123,6 @@ def test_t28_noise_does_not_depend_on_how_it_is_computed(tmp_path, folder_run, i
                 assert (error, samples) == (error_, samples_)
                 assert loss == pytest.approx(loss_, rel=1e-5)
     job = fork(functools.partial(noise_table, folder_run, tmp_path / "killed", root=image_folder), tmp_path)
+    time.sleep(0.2)
     job.kill()
     assert table("killed", batch_size=50) == reference

@@ -7,7 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 import runs
-from conftest import message_of
+from outcomes import message_of
 from PIL import Image
 from processes import command, fresh_command
 from watching import children, wait_for

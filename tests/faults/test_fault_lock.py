@@ -4,8 +4,8 @@ import os
 import signal
 
 import runs
-from conftest import errors_of, message_of
 from counts import count
+from outcomes import errors_of, message_of
 from processes import command, fresh_command, torchrun
 from watching import alive, wait_for
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import runs
 import torch
-from conftest import message_of
 from counts import count
+from outcomes import message_of
 from processes import Job, command, fresh_command, limit_file_size, under_fire
 from watching import children, wait_for
 

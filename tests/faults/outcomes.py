@@ -1,0 +1,29 @@
+"""How a command ended, and what it said."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    def refused(self, code: int = 2) -> str:
+        """The message of an error a user can understand: one line, no traceback, this exit code."""
+        assert self.code == code, f"exit {self.code}\n{self.out}\n{self.err}"
+        return message_of(self.err)
+
+
+def errors_of(stderr: str) -> list[str]:
+    """The error lines of our own among those of torchrun."""
+    return [line.removeprefix("error: ") for line in stderr.splitlines() if line.startswith("error: ")]
+
+
+def message_of(stderr: str) -> str:
+    """The one error line of a command; a traceback beside it is a fault."""
+    assert "Traceback" not in stderr
+    (message,) = errors_of(stderr)
+    return message
