@@ -171,9 +171,7 @@ def fold_table(records: Sequence[Record]) -> Table | None:
     stepped = [record for record in records if "folded" in record.final]
     rows = [
         (
-            Cell(
-                f"{model_name(record.recipe['model']['name'])}, {record.recipe['controller']['kind']}, seed {record.seed}"
-            ),
+            Cell(f"{_name(record)}, seed {record.seed}"),
             Cell(f"{100 * record.final['test']['error']:.2f}"),
             Cell(f"{100 * record.final['folded']['error']:.2f}"),
             Cell(f"{record.final['fold_difference']:.3g}", tone="" if record.final["fold_difference"] else "good"),
