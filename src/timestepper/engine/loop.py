@@ -171,7 +171,7 @@ class Training:
 
     def _enqueue(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         assert self._update is not None
-        torch.manual_seed(_mix(self.plan.seed, self.step, self.group.rank))
+        self.runtime.reseed(_mix(self.plan.seed, self.step, self.group.rank))
         optimisers.set_rate(self.optimiser, self.schedule.rate(self.step))
         rows = self._update(images, labels, self._requests())
         self.step += 1

@@ -40,6 +40,12 @@ class Runtime:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device.index or 0)
 
+    def reseed(self, seed: int) -> None:
+        """Seed the generators that a step can use. torch.manual_seed would format a stack trace where CUDA is asleep."""
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.default_generators[self.device.index or 0].manual_seed(seed)
+
     def place(self, model: nn.Module) -> nn.Module:
         """Move a model to the device and layout; compile it in place, which keeps its state-dict keys clean."""
         model.to(self.device)
