@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from timestepper import adapters, controllers
     from timestepper.api import attach, detach, evolution_time, fold, step_sizes
-    from timestepper.inspection import summary
+    from timestepper.inspection import descriptor_influence, summary
     from timestepper.saving import load_controllers, load_folded, save_controllers, save_folded
 
 __version__ = "0.1.0"
@@ -15,6 +15,7 @@ __all__ = [
     "adapters",
     "attach",
     "controllers",
+    "descriptor_influence",
     "detach",
     "evolution_time",
     "fold",

@@ -22,8 +22,11 @@ from timestepper.errors import (
     NotAttachedError,
     SideEntranceError,
     StepSizeError,
+    UnknownNameError,
     WrappedModelError,
 )
+
+DESCRIPTORS = ("mean", "visible")  # how the controller is shown the weights; the paper's is the first
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,12 @@ class Stepping:
     stages: tuple[Stage, ...]
     controller: ControllerSpec
     reduction: int | None
+    descriptor: str
     descriptor_gradient: bool
 
     def shape(self, stage: Stage) -> StageShape:
-        return StageShape(len(stage.sites), stage.channels, stage.descriptor, self.reduction or stage.reduction)
+        length = stage.descriptor + (self.descriptor == "visible")
+        return StageShape(len(stage.sites), stage.channels, length, self.reduction or stage.reduction)
 
 
 class Attached(nn.Module):
@@ -91,21 +96,23 @@ class Attached(nn.Module):
         return list(zip(self.stepping.stages, cast(Iterable[Controller], self.controllers.values()), strict=True))
 
     def _step_sizes(self) -> list[Tensor]:
-        if self.fused is not False:
+        if self.fused is not False and self.stepping.descriptor == "mean":
             stages, controllers = zip(*self.controlled(), strict=True)
             convs = [conv for stage in stages for site in stage.sites for conv in site.convs]
             weights = [attrgetter(f"{conv}.weight")(self._base) for conv in convs]
             if fused.fits(weights, controllers, insist=self.fused is True):
                 return fused.step_sizes(weights, controllers, gradient=self.stepping.descriptor_gradient)
-        return [controller(self._descriptors(stage, controller)) for stage, controller in self.controlled()]
+        return [controller(self.descriptors(stage, controller)) for stage, controller in self.controlled()]
 
-    def _descriptors(self, stage: Stage, controller: Controller) -> Tensor:
+    def descriptors(self, stage: Stage, controller: Controller) -> Tensor:
         """What describes a stage, (L, D) in float32 or better; empty where the controller reads no weights."""
         weights = [[self._base.get_parameter(f"{conv}.weight") for conv in site.convs] for site in stage.sites]
         if not controller.reads_weights:
             return at_least_float32(weights[0][0].new_empty(0))
         rows = [torch.cat([equations.descriptor(at_least_float32(w)) for w in site]) for site in weights]
         stacked = torch.stack(rows)
+        if self.stepping.descriptor == "visible":
+            stacked = equations.visible_descriptor(stacked)
         return stacked if self.stepping.descriptor_gradient else stacked.detach()
 
     def train(self, mode: bool = True):
@@ -145,22 +152,26 @@ def attach(
     controller: str | ControllerSpec = "lstm",
     *,
     reduction: int | None = None,
+    descriptor: str = "mean",
     descriptor_gradient: bool = True,
 ) -> Attached:
     """Put a controller on every stage of a residual network and return the network to train.
 
     ``controller`` is ``"lstm"`` (the paper's), ``"two_fc"``, ``"independent"`` or ``"fixed(0.01)"``. ``reduction`` is
-    the paper's r (default 4 for basic blocks, 8 for bottlenecks). ``descriptor_gradient=False`` stops the gradient of
+    the paper's r (default 4 for basic blocks, 8 for bottlenecks). ``descriptor="visible"`` shows the controller its
+    weights normalised, with their scale, instead of as they are. ``descriptor_gradient=False`` stops the gradient of
     the step sizes at the convolution weights that the controller reads. The model itself is not changed.
     """
     _refuse_wrapped(model)
     spec = parse(controller)
+    if descriptor not in DESCRIPTORS:
+        raise UnknownNameError(f"unknown descriptor {descriptor!r}; known are {', '.join(DESCRIPTORS)}")
     if reduction is not None and reduction < 1:
         raise StepSizeError(f"reduction must be at least 1, not {reduction}")
     if {"controllers", "stepping"} & set(dict(model.named_children())):
         raise AlreadyAttachedError(f"{type(model).__name__} has a part named 'controllers' or 'stepping'; rename it")
     stages = tuple(find_stages(model))
-    net = Attached(model, Stepping(stages, spec, reduction, descriptor_gradient))
+    net = Attached(model, Stepping(stages, spec, reduction, descriptor, descriptor_gradient))
     reference = model.get_parameter(f"{stages[0].sites[0].convs[0]}.weight")
     net.controllers.to(device=reference.device, dtype=torch.promote_types(reference.dtype, torch.float32))
     return net

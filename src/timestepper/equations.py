@@ -68,6 +68,17 @@ def descriptor(weight: Tensor) -> Tensor:
     return weight.mean(1).flatten()
 
 
+def visible_descriptor(described: Tensor) -> Tensor:
+    """Not in the paper. The descriptors of a stage, (L, D), in a form that a controller can see: (L, D + 1).
+
+    Averaged weights are small numbers around zero, and weight decay makes the controller ignore them. Here they are
+    divided by their root mean square over the stage, and the logarithm of each site's own is appended.
+    """
+    scale = described.square().mean(1, keepdim=True).sqrt().clamp_min(1e-12)
+    whole = described.square().mean().sqrt().clamp_min(1e-12)
+    return torch.cat([described / whole, scale.log()], 1)
+
+
 def input_transform(described: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Eq. 10. x = relu(W_in w + b_in), for all depths at once: (L, D) to (L, C/r)."""
     return torch.relu(_affine(described, weight, bias))

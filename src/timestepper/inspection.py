@@ -76,6 +76,20 @@ def summary(net: nn.Module, input_size: tuple[int, int, int] = (3, 224, 224)) ->
     )
 
 
+@torch.no_grad()
+def descriptor_influence(net: nn.Module) -> dict[str, float]:
+    """By stage, how far any step size moves when the controller is shown zeros instead of the weights.
+
+    Near zero: the controller does not read the weights, and its step sizes are constants that it has learned.
+    """
+    attached = find_attached(net)
+    moved = {}
+    for stage, controller in attached.controlled():
+        described = attached.descriptors(stage, controller)
+        moved[stage.name] = (controller(described) - controller(torch.zeros_like(described))).abs().max().item()
+    return moved
+
+
 def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -106,7 +120,7 @@ def _stages(attached: Attached) -> Iterator[StageSummary]:
             name=stage.name,
             sites=tuple(site.path for site in stage.sites),
             channels=stage.channels,
-            descriptor=stage.descriptor,
+            descriptor=controller.shape.descriptor,
             hidden=controller.shape.hidden,
             step_sizes=tuple(dt.mean(1).tolist()),
             evolution_time=evolution_time(dt).mean().item(),

@@ -46,6 +46,7 @@ def load_controllers(model: nn.Module, path: str | Path) -> Attached:
         model,
         description["controller"],
         reduction=description["reduction"],
+        descriptor=description["descriptor"],
         descriptor_gradient=description["descriptor_gradient"],
     )
     if _description(net)["stages"] != description["stages"]:
@@ -122,6 +123,7 @@ def _description(net: Attached) -> dict:
     return {
         "controller": str(net.stepping.controller),
         "reduction": net.stepping.reduction,
+        "descriptor": net.stepping.descriptor,
         "descriptor_gradient": net.stepping.descriptor_gradient,
         "stages": [
             {"name": stage.name, **asdict(controller.shape), "sites": [site.path for site in stage.sites]}

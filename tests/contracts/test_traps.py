@@ -189,6 +189,8 @@ def test_unknown_names_list_the_known_ones():
         timestepper.attach(small(), "lstn")
     with pytest.raises(StepSizeError, match=r"write it as fixed\(value\) with numbers"):
         timestepper.attach(small(), "fixed")
+    with pytest.raises(UnknownNameError, match="unknown descriptor 'sum'; known are mean, visible"):
+        timestepper.attach(small(), descriptor="sum")
     with pytest.raises(StepSizeError, match="reduction must be at least 1, not 0"):
         timestepper.attach(small(), reduction=0)
     with pytest.raises(UnknownNameError, match=r"'resnet50'; write LIBRARY/MODEL, for example timm/resnet50"):

@@ -62,6 +62,17 @@ def test_the_descriptor_averages_over_inputs():
     assert equations.descriptor(weight).tolist() == pytest.approx([e.item() for e in expected])
 
 
+def test_the_visible_descriptor_has_unit_size_and_tells_its_scale():
+    described = 1e-3 * torch.randn(5, 100, generator=torch.Generator().manual_seed(0))
+    described[2] *= 10
+    visible = equations.visible_descriptor(described)
+    assert visible.shape == (5, 101)
+    assert visible[:, :100].square().mean() == pytest.approx(1)
+    assert visible[2, 100].exp() == pytest.approx(described[2].square().mean().sqrt())
+    torch.testing.assert_close(visible[:, :100], equations.visible_descriptor(7 * described)[:, :100])
+    assert equations.visible_descriptor(torch.zeros(2, 3)).isfinite().all()
+
+
 @pytest.mark.parametrize("length", [1, 4])
 def test_the_lstm_is_an_lstm(length):
     """torch's own has two biases per gate and the same order of gates."""

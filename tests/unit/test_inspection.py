@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import timestepper
 from timestepper.adapters import create_model
@@ -51,6 +52,24 @@ def test_the_summary_shows_what_is_there():
 def test_evolution_time_is_the_sum_over_depth():
     net = timestepper.attach(create_model("cifar/resnet20"), "fixed(0.25)")
     assert timestepper.evolution_time(net) == {"layer1": 0.75, "layer2": 0.75, "layer3": 0.75}
+
+
+def test_the_influence_of_the_weights_is_measured():
+    model = create_model("cifar/resnet20")
+    blind = timestepper.attach(model)
+    for controller in blind.controllers.values():
+        torch.nn.init.zeros_(controller.input_weight)
+    assert timestepper.descriptor_influence(blind) == {"layer1": 0.0, "layer2": 0.0, "layer3": 0.0}
+    assert min(timestepper.descriptor_influence(timestepper.attach(model)).values()) > 0
+    assert set(timestepper.descriptor_influence(timestepper.attach(model, "independent")).values()) == {0.0}
+
+
+def test_a_visible_descriptor_is_seen():
+    model = create_model("cifar/resnet20")
+    seen, hardly = (
+        timestepper.descriptor_influence(timestepper.attach(model, descriptor=d)) for d in ("visible", "mean")
+    )
+    assert all(seen[stage] > 5 * hardly[stage] for stage in seen)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:

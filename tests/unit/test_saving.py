@@ -25,7 +25,14 @@ IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [("lstm", {}), ("lstm", {"reduction": 2}), ("two_fc", {}), ("independent", {}), ("fixed(0.1)", {})],
+    [
+        ("lstm", {}),
+        ("lstm", {"reduction": 2}),
+        ("lstm", {"descriptor": "visible"}),
+        ("two_fc", {}),
+        ("independent", {}),
+        ("fixed(0.1)", {}),
+    ],
 )
 def test_controllers_come_back(tmp_path, kind, options):
     net = trained(kind, **options)

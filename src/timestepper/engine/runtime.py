@@ -41,7 +41,7 @@ class Runtime:
             torch.cuda.set_device(self.device.index or 0)
 
     def reseed(self, seed: int) -> None:
-        """Seed the generators that a step can use. torch.manual_seed would format a stack trace where CUDA is asleep."""
+        """Seed the generators that a step can use; torch.manual_seed formats a stack trace where CUDA is asleep."""
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.default_generators[self.device.index or 0].manual_seed(seed)

@@ -70,6 +70,7 @@ def network(recipe: Recipe, images: Any, sync_bn: bool = False) -> nn.Module:
         model,
         controller_name(recipe),
         reduction=recipe.controller.reduction,
+        descriptor=recipe.controller.descriptor,
         descriptor_gradient=recipe.controller.descriptor_gradient,
     )
 

@@ -19,6 +19,7 @@ from timestepper.errors import CheckpointError, RunDirectoryError
 from timestepper.experiment import build
 from timestepper.experiment.load import loads
 from timestepper.experiment.schema import Recipe
+from timestepper.inspection import descriptor_influence
 
 WEIGHTS = "weights.safetensors"
 
@@ -68,6 +69,7 @@ def evaluate(trained: Trained, runtime: Runtime, poll: Callable[[], None] = lamb
         figures["folded"] = Evaluation(plain, runtime, Group(device=runtime.device)).run(batches, poll)
         figures["fold_difference"] = _difference(model, plain, next(iter(batches.epoch(0)))[0])
         figures["evolution_time"] = evolution_time(model)
+        figures["descriptor_influence"] = descriptor_influence(model)
     return figures
 
 

@@ -39,6 +39,11 @@ class Controller:
     )
     value: float | None = setting(None, "Step size of the fixed kind.", above=0)
     reduction: int | None = setting(None, "The paper's r; absent: 4 for basic blocks, 8 for bottlenecks.", least=1)
+    descriptor: str = setting(
+        "mean",
+        "How the controller is shown the weights: the paper's mean, or normalised with its scale (visible).",
+        choices=("mean", "visible"),
+    )
     descriptor_gradient: bool = setting(True, "Whether a step size's gradient reaches the weights that it reads.")
     weight_decay: float | None = setting(None, "Weight decay of the controllers; absent: the optimiser's.", least=0)
 
