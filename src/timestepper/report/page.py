@@ -119,7 +119,7 @@ def _sections(
 
 
 def _idea() -> Figure:
-    drawing = (_FOLDER / "idea.svg").read_text(encoding="utf-8")
+    drawing = (_FOLDER / "idea.svg").read_text(encoding="utf-8").replace(' xmlns="http://www.w3.org/2000/svg"', "")
     caption = (
         "A residual block is one Euler step of size 1 of a differential equation. Here every block has a step size of "
         "its own, dt, one number per channel between 0 and 1. A small LSTM runs over the depth of each stage and gives "
