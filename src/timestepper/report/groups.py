@@ -15,10 +15,10 @@ _FREE = {
     "data": {"root", "download", "test_batch_size", "workers", "name"},
     "runtime": {"device", "compile", "cuda_graph", "channels_last"},
     "run": {"seed", "log_steps", "evaluate_epochs", "checkpoint_steps", "checkpoint_epochs", "checkpoint_seconds"}
-    | {"tensorboard"},
+    | {"tensorboard", "monitor"},
     "model": {"name", "last_norm_init"},
 }
-_USUAL = {"reduction": (None,), "descriptor_gradient": (True,), "weight_decay": (None,)}
+_USUAL = {"reduction": (None,), "descriptor": ("mean",), "descriptor_gradient": (True,), "weight_decay": (None,)}
 _OFF = (None, False, "none", "")
 _DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet": "ImageNet", "digits": "digits"}
 _FAMILIES = {

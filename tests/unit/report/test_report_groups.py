@@ -2,8 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from timestepper.experiment.load import as_dict, load
-from timestepper.report import load_claims
+from timestepper.experiment.load import as_dict, load, sections
+from timestepper.experiment.schema import Recipe
+from timestepper.report import groups, load_claims
 from timestepper.report.groups import (
     condition_labels,
     group,
@@ -66,3 +67,13 @@ def test_names_for_people():
     assert {model: model_name(model) for model in named} == named
     assert model_name("mine/odd_net") == "mine/odd_net"
     assert subject_name("fixed(0.01)") == "fixed 0.01"
+
+
+def test_what_is_free_in_a_recipe_does_not_part_tasks():
+    """The report reads records without the schema, so the two lists must be kept alike."""
+    for section, fields in sections(Recipe()):
+        free = {field.name for field, _ in fields if field.metadata["free"]}
+        assert section == "controller" or free <= groups._FREE.get(section, set()), section
+    for field, default in dict(sections(Recipe()))["controller"]:
+        usual = field.name in ("kind", "value") or default in groups._USUAL.get(field.name, groups._OFF)
+        assert usual, f"the report would name controller.{field.name} = {default} as if it were unusual"
