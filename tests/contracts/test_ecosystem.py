@@ -2,6 +2,7 @@
 
 import copy
 import io
+import os
 
 import pytest
 import torch
@@ -87,8 +88,11 @@ def _ddp_worker(rank: int, port: int, queue) -> None:
             buffer = io.BytesIO()
             torch.save({"missing": missing, "grads": grads}, buffer)
             queue.put(buffer.getvalue())
+            queue.close()
+            queue.join_thread()
     finally:
         dist.destroy_process_group()
+    os._exit(0)  # the threads of gloo outlive the group and can abort an interpreter that ends in its own way
 
 
 def test_two_processes_without_unused_parameters(unused_port):

@@ -1,6 +1,7 @@
 """One of several processes that train together, case after case; run by test_engine_distributed.py."""
 
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -62,3 +63,5 @@ if __name__ == "__main__":
             print(f"{case}: {train(case, Path(sys.argv[1]), group)}", flush=True)
     finally:
         distributed.stop()
+    sys.stdout.flush()
+    os._exit(0)  # the threads of gloo outlive the group and can abort an interpreter that ends in its own way
