@@ -21,6 +21,7 @@ COUNTS = {  # name: (default, full)
     "T18": (1, 10),  # kills of one rank with restarts allowed
     "T19": (3, 10),  # seconds after which a silent rank is given up
     "T20": (1, 20),  # normal ends of two ranks
+    "T21": (1, 20),  # kills of a loader's worker
     "T27": (3, 20),  # kills inside an export
     "T30": (6, int(os.environ.get("TIMESTEPPER_SOAK_SECONDS", 7200))),  # seconds of random faults
 }

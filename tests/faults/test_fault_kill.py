@@ -13,6 +13,7 @@ import pytest
 import runs
 from counts import count
 from processes import command, under_fire
+from watching import wait_for
 
 from timestepper.engine.checkpoint import read
 from timestepper.engine.rundir import RECIPE, STATUS, TIMING
@@ -70,17 +71,20 @@ def shared_memory() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+def half_written(run: Path) -> list[Path]:
+    return list(run.glob("checkpoints/*.tmp"))
+
+
 def kill_inside_saves(run: Path, folder: Path, times: int, chance: random.Random) -> dict[str, int]:
-    """Kill as soon as a temporary file is seen, or a few milliseconds later; look at the folder each time."""
+    """Kill as soon as a new temporary file is seen, or a few milliseconds later; look at the folder each time."""
     inside = 0
     for number in range(times):
         before = len(runs.checkpoints(run))
         with command(runs.train(run, recipe=DEEP), folder) as job:
-            sight = chance.randrange(1, 4)
-            while sight and job.poll() is None:
-                if any(run.glob("checkpoints/*.tmp")):
-                    sight -= 1
-                    time.sleep(chance.choice([0, 0.003]) * chance.random())
+            for _ in range(chance.randrange(1, 4)):  # the first look sees that the old one is removed
+                wait_for(lambda: not half_written(run) or job.poll() is not None, pause=0)
+                wait_for(lambda: half_written(run) or job.poll() is not None, pause=0)
+            time.sleep(chance.choice([0, 0.005]) * chance.random())
             assert job.poll() is None, job.stderr
             job.kill()
         left = runs.leftovers(run)

@@ -86,6 +86,8 @@ def signals_held() -> Iterator[None]:
 
 def start_worker(_number: int) -> None:
     torch.set_num_threads(1)
+    # Called by the thread that hands batches over, whose traceback of a trainer that left meanwhile is no news.
+    sys.excepthook = lambda *_: None
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":  # elsewhere there is no way to learn who sent a signal
         signal.pthread_sigmask(signal.SIG_BLOCK, TRAINERS_SIGNALS)
