@@ -38,7 +38,7 @@ def test_t21_a_worker_killed(times, tmp_path, folder_run, image_folder, chance, 
             assert code == 1
             assert "fewer workers" in message_of(job.stderr)
             assert runs.state_of(run) == "failed"
-            assert runs.newest(run)["step"] + 3 >= runs.logged_steps(run)[-1]
+            assert runs.newest(run)["step"] + 3 >= (runs.logged_steps(run) or [0])[-1]
         kills += 1
         slowest = max(slowest, watch.seconds)
     figure(kills=kills, runs=ended, seconds=slowest)

@@ -46,9 +46,9 @@ def parallel(reader: Any, keys: Sequence[Any], workers: int, pin_memory: bool) -
     try:
         with signals_held():
             iterator: Any = iter(batches)
+            tame_sigchld()
         try:
             processes = [child for child in multiprocessing.active_children() if child not in others]
-            tame_sigchld()
             for _ in keys:
                 yield wait_for_batch(iterator, processes)
         finally:
@@ -76,8 +76,11 @@ def wait_for_batch(iterator: Iterator[Any], processes: list[BaseProcess]) -> Any
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """A signal between the fork and `start_worker` would end the worker; the workers inherit the mask."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, TRAINERS_SIGNALS)
+    """A signal between the fork and `start_worker` would end the worker; the workers inherit the mask.
+
+    And the death of a worker would leave torch's iterator half made.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*TRAINERS_SIGNALS, signal.SIGCHLD))
     try:
         yield
     finally:
