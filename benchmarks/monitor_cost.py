@@ -21,6 +21,7 @@ import torch  # noqa: E402
 import timestepper  # noqa: E402
 from timestepper.adapters import create_model  # noqa: E402
 from timestepper.bench.environment import environment  # noqa: E402
+from timestepper.bench.quiet import quiet  # noqa: E402
 from timestepper.bench.training import MODES, Case, TrainingStep, forget, runtime  # noqa: E402
 from timestepper.stability.monitor import Monitor  # noqa: E402
 
@@ -50,13 +51,14 @@ def measure(model: str, batch: int, options: argparse.Namespace, device: torch.d
         for _ in range(options.steps):
             step()
 
-    per_step = statistics.median(seconds(some_steps, device) for _ in range(5)) / options.steps
     monitor = Monitor(shape)
-    first = seconds(lambda: monitor.observe(net), device)
     looks = []
-    for _ in range(options.looks):  # weights move between two looks, as in training
-        some_steps()
-        looks.append(seconds(lambda: monitor.observe(net), device))
+    with quiet():
+        per_step = statistics.median(seconds(some_steps, device) for _ in range(5)) / options.steps
+        first = seconds(lambda: monitor.observe(net), device)
+        for _ in range(options.looks):  # weights move between two looks, as in training
+            some_steps()
+            looks.append(seconds(lambda: monitor.observe(net), device))
     look, epoch = statistics.median(looks), per_step * steps
     return {
         "model": model,
@@ -77,10 +79,11 @@ def main() -> None:
     parser.add_argument("--input-size", type=int, default=32)
     parser.add_argument("--steps", type=int, default=50, help="training steps in one timing")
     parser.add_argument("--looks", type=int, default=9)
+    parser.add_argument("--commit", help="recorded where the source carries no history")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures here")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = {"environment": environment(device), "cases": []}
+    found = {"environment": environment(device, options.commit), "cases": []}
     for text in options.cases:
         model, _, batch = text.partition(":")
         case = measure(model, int(batch or 64), options, device)

@@ -25,6 +25,7 @@ from engine_runs import random_data
 from safetensors.torch import load_file
 
 from timestepper.bench.environment import environment
+from timestepper.bench.quiet import quiet
 from timestepper.data import Dataset
 from timestepper.engine.runtime import choose_device
 from timestepper.engine.signals import Signals
@@ -88,7 +89,8 @@ def timed(entries: list[Entry], shared: Shared, jobs: int, options: argparse.Nam
     runs = [Turns(entry, Quiet(plain=True).add(entry.label), shared, Options()) for entry in entries]
     for run in runs:
         go([run], options.warm_epochs, 1)
-    seconds = [go(part, options.epochs, jobs) for part in ([runs] if jobs > 1 else [[run] for run in runs])]
+    with quiet():
+        seconds = [go(part, options.epochs, jobs) for part in ([runs] if jobs > 1 else [[run] for run in runs])]
     for run in runs:
         while run.turn():
             pass

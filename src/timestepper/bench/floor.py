@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from timestepper.api import Attached, detach
+from timestepper.bench.quiet import quiet
 
 _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
@@ -80,8 +81,9 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     target = torch.empty_like(source)
     size = 8192 if large else 1024
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    copied = _seconds(lambda: target.copy_(source), device)
-    multiplied = _seconds(lambda: a @ b, device)
+    with quiet():
+        copied = _seconds(lambda: target.copy_(source), device)
+        multiplied = _seconds(lambda: a @ b, device)
     return Ceilings(2 * source.numel() * 4 / copied, 2 * size**3 / multiplied)
 
 
