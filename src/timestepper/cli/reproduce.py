@@ -1,6 +1,7 @@
 """timestepper reproduce: a table or figure of the paper, trained where needed, ours beside the paper's."""
 
 import contextlib
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -30,16 +31,23 @@ def reproduce(
     data_root: Annotated[Path | None, typer.Option(help="folder of the data set")] = None,
     results: Annotated[Path, typer.Option(help="folder of records")] = Path("results"),
     runs: Annotated[Path, typer.Option(help="folder of run directories")] = Path("runs"),
+    jobs: Annotated[int, typer.Option(min=1, help="runs to train at a time on one GPU, as sweep does")] = 1,
     claims: Annotated[
         Path | None, typer.Option(help="folder of the paper's numbers; by default the shipped ones")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print the tables as JSON")] = False,
 ) -> None:
-    """Train what has no finished record yet, then print ours beside the paper's."""
+    """Train what has no finished record yet, then print ours beside the paper's.
+
+    Stop it at any time; the same command goes on with what was interrupted and skips what is done.
+    """
     from timestepper import report
     from timestepper.cli import gather
+    from timestepper.errors import RecipeError
     from timestepper.report.claims import FOLDER
 
+    if jobs > 1 and "RANK" in os.environ:
+        raise RecipeError("--jobs trains several runs in one process; start it without torchrun, or leave --jobs out")
     found_claims, problems = report.load_claims(claims or FOLDER)
     records, damaged = report.load_records(results)
     steps: list[Step] = []
@@ -52,7 +60,7 @@ def reproduce(
             gather.show([_plan_table(steps, name)])
             return
         with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
-            code = _bring_to_end(steps, results)
+            code = _bring_to_end(steps, results, jobs, changes)
         records, damaged = report.load_records(results)
     gather.warn(problems + damaged)
     tables = _tables(name, steps, found_claims, records)
@@ -73,10 +81,15 @@ def _steps(name: str, short: bool, overrides: tuple[str, ...], records: list["Re
     return plan(wanted, contents(record.path for record in records), runs)
 
 
-def _bring_to_end(steps: list["Step"], results: Path) -> int:
+def _bring_to_end(steps: list["Step"], results: Path, jobs: int, overrides: list[str]) -> int:
+    from timestepper.cli.sweep import CHECKPOINT_SECONDS, widen_device_queue
     from timestepper.experiment.reproduce import bring_to_end
+    from timestepper.experiment.sweep_plan import chooses_checkpoints
 
-    return bring_to_end(steps, results)
+    if jobs > 1:
+        widen_device_queue()
+    seconds = None if chooses_checkpoints(overrides) else CHECKPOINT_SECONDS
+    return bring_to_end(steps, results, jobs=jobs, checkpoint_seconds=seconds, debug="--debug" in sys.argv)
 
 
 def _plan_table(steps: list["Step"], name: str) -> "Table":

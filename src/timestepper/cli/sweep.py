@@ -8,6 +8,8 @@ import typer
 if TYPE_CHECKING:
     from timestepper.experiment.sweep_plan import Entry
 
+CHECKPOINT_SECONDS = 120.0
+
 
 def sweep(
     arguments: Annotated[
@@ -25,7 +27,7 @@ def sweep(
     checkpoint_seconds: Annotated[
         float,
         typer.Option(min=0, help="time between checkpoints, in place of what the recipes say; 0: only at the end"),
-    ] = 120.0,
+    ] = CHECKPOINT_SECONDS,
     override: Annotated[bool, typer.Option("--override", help="go on although a recipe has changed")] = False,
     results: Annotated[
         Path | None, typer.Option(help="also write the records of finished runs here, and skip what has one here")
@@ -53,8 +55,7 @@ def sweep(
     numbers = list(map(int, share.split(","))) if share else _without_record(everything, results)
     if not numbers:
         return
-    # As many streams as runs reach the device side by side; by default CUDA folds them into eight.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    widen_device_queue()
     signals = Signals().install()
     try:
         from timestepper.experiment import sweep as sweeping
@@ -72,6 +73,16 @@ def sweep(
         raise typer.Exit(sweeping.exit_code(runs, signals.stop))
     finally:
         signals.restore()
+
+
+def widen_device_queue() -> None:
+    """Let as many streams as runs reach the device side by side; by default CUDA folds them into eight.
+
+    CUDA reads it once, when torch starts it.
+    """
+    import os
+
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 def _without_record(entries: "list[Entry]", results: Path | None) -> list[int]:

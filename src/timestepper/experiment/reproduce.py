@@ -1,17 +1,23 @@
 """Bring sets of runs to their end: train what has no record, go on with what was interrupted, skip what is done."""
 
 import json
+import signal
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from timestepper.engine.rundir import read_status
+from timestepper.engine.signals import Signals
 from timestepper.errors import DataError, TimestepperError
 from timestepper.experiment import record
 from timestepper.experiment.sets import Wanted, identity
+from timestepper.experiment.sweep_plan import Entry, by_the_clock
+
+if TYPE_CHECKING:
+    from timestepper.experiment.sweep import Shared
 
 DONE, FINISHED, INTERRUPTED, MISSING = "done", "finished, to be recorded", "interrupted", "missing"
 
@@ -47,25 +53,103 @@ def plan(wanted: Iterable[Wanted], records: Sequence[Mapping[str, Any]], runs: P
     return steps
 
 
-def bring_to_end(steps: Sequence[Step], results: Path) -> int:
-    """Train and measure what is not done; the exit code. A run that fails does not keep the others from running."""
-    failures = 0
-    without_data: set[str] = set()
+@dataclass
+class _Trouble:
+    """Runs that failed and data sets that are missing, each told once."""
+
+    runs: set[Path] = field(default_factory=set)
+    data: set[str] = field(default_factory=set)
+
+    def tell(self, step: Step, error: TimestepperError | str) -> None:
+        print(f"error: {step.run}: {error}", file=sys.stderr)
+        self.runs.add(step.run)
+        if isinstance(error, DataError):
+            self.data.add(step.wanted.recipe.data.name)
+
+    def concerns(self, step: Step) -> bool:
+        return step.run in self.runs or step.wanted.recipe.data.name in self.data
+
+
+def bring_to_end(
+    steps: Sequence[Step],
+    results: Path,
+    *,
+    jobs: int = 1,
+    checkpoint_seconds: float | None = None,
+    debug: bool = False,
+) -> int:
+    """Train and measure what is not done; the exit code. A run that fails does not keep the others from running.
+
+    With more than one of ``jobs``, so many runs at a time are trained as in a sweep, and then all are measured.
+    ``checkpoint_seconds`` and ``debug`` are for these; None keeps the recipes' own rhythm of checkpoints.
+    """
+    trouble = _Trouble()
+    if jobs > 1 and (stop := _train_together(steps, jobs, checkpoint_seconds, debug, trouble)):
+        return 128 + stop
     for number, step in enumerate(steps, 1):
-        if step.state == DONE or step.wanted.recipe.data.name in without_data:
+        if step.state == DONE or trouble.concerns(step):
             continue
-        print(f"[{number}/{len(steps)}] {step.run.name}: {step.state}", flush=True)
+        state = FINISHED if (step.run / record.RECORD).exists() else step.state
+        print(f"[{number}/{len(steps)}] {step.run.name}: {state}", flush=True)
         try:
             code = _finish(step, results)
         except TimestepperError as error:
-            failures += 1
-            print(f"error: {step.run}: {error}", file=sys.stderr)
-            if isinstance(error, DataError):
-                without_data.add(step.wanted.recipe.data.name)
+            trouble.tell(step, error)
             continue
         if code:
             return code
-    return 1 if failures else 0
+    return 1 if trouble.runs else 0
+
+
+def _train_together(
+    steps: Sequence[Step], jobs: int, checkpoint_seconds: float | None, debug: bool, trouble: _Trouble
+) -> int:
+    """Train what has to be trained, where :func:`_finish` finds it; the signal that asked to stop, or 0."""
+    missing = [step for step in steps if step.state in (MISSING, INTERRUPTED)]
+    if not missing:
+        return 0
+    signals = Signals().install()
+    try:
+        from timestepper.experiment import sweep as sweeping
+
+        shared = sweeping.Shared()
+        ready = {step.run: step for step in missing if _has_data(step, shared, trouble)}
+        if ready:
+            print(f"training {len(ready)} runs, {jobs} at a time", flush=True)
+            entries = [_entry(step, checkpoint_seconds) for step in ready.values()]
+            for run in sweeping.sweep(entries, signals, sweeping.Options(jobs, debug=debug), shared=shared):
+                if run.outcome == "failed":
+                    trouble.tell(ready[run.entry.path], run.message)
+    finally:
+        signals.restore()
+    if signals.stop:
+        name = signal.Signals(signals.stop).name
+        print(f"stopped by {name}; all runs are saved, and the same command goes on from there", file=sys.stderr)
+    return signals.stop
+
+
+def _has_data(step: Step, shared: "Shared", trouble: _Trouble) -> bool:
+    """Open its data set for all runs before the first one begins: each of them would say that it is missing."""
+    from timestepper.engine.runtime import choose_device
+
+    if trouble.concerns(step):
+        return False
+    recipe = step.wanted.recipe
+    try:
+        shared.dataset(recipe, choose_device(recipe.runtime.device))
+    except DataError as error:
+        trouble.tell(step, error)
+        return False
+    except Exception:
+        pass  # not the data's fault (no GPU, no memory): the run itself will fail with it, and leave the others alone
+    return True
+
+
+def _entry(step: Step, checkpoint_seconds: float | None) -> Entry:
+    recipe = step.wanted.recipe
+    if checkpoint_seconds is not None:
+        recipe = by_the_clock(recipe, checkpoint_seconds)
+    return Entry(step.run.name, step.wanted.name, recipe, step.run)
 
 
 def _finish(step: Step, results: Path) -> int:

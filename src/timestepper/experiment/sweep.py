@@ -153,10 +153,12 @@ class Turns:
                 torch.cuda.empty_cache()
 
 
-def sweep(entries: Iterable[Entry], signals: Signals, options: Options, plain: bool = False) -> list[Turns]:
-    """Train all entries, so many at a time; how each of them ended."""
+def sweep(
+    entries: Iterable[Entry], signals: Signals, options: Options, plain: bool = False, shared: Shared | None = None
+) -> list[Turns]:
+    """Train all entries, so many at a time; how each of them ended. ``shared`` may have data sets open already."""
     with Board(plain) as board:
-        shared = Shared()
+        shared = shared or Shared()
         runs = [Turns(entry, board.add(entry.label), shared, options) for entry in entries]
         take_turns(runs, signals, options)
     return runs

@@ -39,22 +39,28 @@ def expand(
     """All runs, every recipe checked. A value such as ``none,lstm`` stands for one run with each part.
 
     The runs of a set lie where ``reproduce`` looks for them. Of a set, ``seeds`` chooses; with a recipe, it multiplies.
-    Runs save by the clock and at their end: saving after every epoch would take turns away from the others. An
-    override of ``run.checkpoint_…`` brings the recipe's own rhythm back.
+    Runs save by the clock, unless an override of ``run.checkpoint_…`` brings the recipe's own rhythm back.
     """
     choices = [_alternatives(override) for override in overrides]
-    by_clock = not any(override.startswith("run.checkpoint_") for override in overrides)
+    own_rhythm = chooses_checkpoints(overrides)
     entries = []
     for reference in references:
         runs = _of_set(reference, overrides, seeds) if _is_set(reference) else _of_recipe(reference, choices, seeds)
         for label, name, recipe in runs:
-            if by_clock:
-                clock = replace(
-                    recipe.run, checkpoint_steps=0, checkpoint_epochs=0, checkpoint_seconds=checkpoint_seconds
-                )
-                recipe = replace(recipe, run=clock)
-            entries.append(Entry(label, name, recipe, out / label))
+            clocked = recipe if own_rhythm else by_the_clock(recipe, checkpoint_seconds)
+            entries.append(Entry(label, name, clocked, out / label))
     return _each_once(entries)
+
+
+def by_the_clock(recipe: Recipe, seconds: float) -> Recipe:
+    """Saved by the clock and at its end: saving after every epoch would take turns away from the other runs."""
+    clock = replace(recipe.run, checkpoint_steps=0, checkpoint_epochs=0, checkpoint_seconds=seconds)
+    return replace(recipe, run=clock)
+
+
+def chooses_checkpoints(overrides: Iterable[str]) -> bool:
+    """Whether the user has said when to save."""
+    return any(override.startswith("run.checkpoint_") for override in overrides)
 
 
 def _of_set(reference: str, overrides: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, str, Recipe]]:

@@ -1,13 +1,12 @@
 """The command in processes of its own, on the digits: train, skip, resume, measure, report."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
+from tiny_reproduce import command, run
 
 SET = """
 set = "mini"
@@ -21,21 +20,6 @@ overrides = ["run.epochs=2", "run.tensorboard=false"]
 vary = { "controller.kind" = ["none", "lstm"] }
 hours = 0.01
 """
-
-
-def command(folder, *arguments):
-    return [sys.executable, "-m", "timestepper", *arguments], {
-        "cwd": folder,
-        "env": {**os.environ, "OMP_NUM_THREADS": "1"},
-        "text": True,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-    }
-
-
-def run(folder, *arguments):
-    line, options = command(folder, *arguments)
-    return subprocess.run(line, **options, timeout=240)
 
 
 @pytest.fixture(scope="module")
