@@ -184,94 +184,173 @@ def weight_gradients(
 
 
 @triton.jit
-def _gate(weight, pre, gate, unit, k, hidden, h, BLOCK_U: tl.constexpr):
-    """Pre-activation of one gate for a block of units: the x half, which is there already, and W_h h."""
-    inside = (unit < hidden)[:, None] & (k < hidden)[None, :]
-    w = tl.load(weight + (gate * hidden + unit)[:, None] * hidden + k[None, :], mask=inside, other=0.0)
-    return tl.load(pre + gate * hidden + unit, mask=unit < hidden, other=0.0) + tl.sum(w * h[None, :], 1)
+def _matrix(weight, gate, rows, columns, hidden):
+    """A block of one gate's recurrent weights."""
+    inside = (rows < hidden)[:, None] & (columns < hidden)[None, :]
+    return tl.load(weight + (gate * hidden + rows)[:, None] * hidden + columns[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
-def lstm(table, state, BLOCK_U: tl.constexpr, HIDDEN: tl.constexpr):
+def _not_first(unit, hidden, number):
+    """Units that exist, at all numbers but 0: what comes from the site before or after."""
+    return (unit < hidden) & (number * hidden + unit >= hidden)
+
+
+@triton.jit
+def _cell(gates, cells, states, unit, hidden, z_i, z_f, z_g, z_o, c_before):
+    """One site's cell for some units: keeps gates, cell and hidden state, hands on the last two."""
+    valid = unit < hidden
+    i = _sigmoid(z_i + tl.load(gates + unit, mask=valid, other=0.0))
+    f = _sigmoid(z_f + tl.load(gates + hidden + unit, mask=valid, other=0.0))
+    g = _tanh(z_g + tl.load(gates + 2 * hidden + unit, mask=valid, other=0.0))
+    o = _sigmoid(z_o + tl.load(gates + 3 * hidden + unit, mask=valid, other=0.0))
+    c = f * c_before + i * g
+    h = o * _tanh(c)
+    tl.store(gates + unit, i, mask=valid)
+    tl.store(gates + hidden + unit, f, mask=valid)
+    tl.store(gates + 2 * hidden + unit, g, mask=valid)
+    tl.store(gates + 3 * hidden + unit, o, mask=valid)
+    tl.store(cells + unit, c, mask=valid)
+    tl.store(states + unit, h, mask=valid)
+    return c, tl.where(valid, h, 0.0)
+
+
+@triton.jit
+def lstm(table, state, HIDDEN: tl.constexpr):
     """The recurrence over depth. Grid: stages. Finds the x half of the gates in ``state``, leaves the gates there.
 
-    State passes from site to site through memory, behind a barrier: the weights of a wide stage fit no register file.
+    For narrow stages, whose recurrent weights fit the registers: nothing is read twice.
     """
     row = table + (tl.program_id(0) * MATRICES + GATES_H) * WIDTH
     hidden = _integer(row, COLUMNS)
-    length = _integer(row, LENGTH)
     weight = _address(row, WEIGHT)
     gates = state + _integer(row - WIDTH, TARGET)
     cells = state + _integer(row, TARGET)
     states = state + _integer(row, SOURCE)
-    k = tl.arange(0, HIDDEN)
-    for site in range(0, length):
-        h = tl.load(states + (site - 1) * hidden + k, mask=(k < hidden) & (site > 0), other=0.0)
-        pre = gates + site * 4 * hidden
-        for first in range(0, hidden, BLOCK_U):
-            unit = first + tl.arange(0, BLOCK_U)
-            valid = unit < hidden
-            i = _sigmoid(_gate(weight, pre, 0, unit, k, hidden, h, BLOCK_U))
-            f = _sigmoid(_gate(weight, pre, 1, unit, k, hidden, h, BLOCK_U))
-            g = _tanh(_gate(weight, pre, 2, unit, k, hidden, h, BLOCK_U))
-            o = _sigmoid(_gate(weight, pre, 3, unit, k, hidden, h, BLOCK_U))
-            c = f * tl.load(cells + (site - 1) * hidden + unit, mask=valid & (site > 0), other=0.0) + i * g
-            tl.store(pre + unit, i, mask=valid)
-            tl.store(pre + hidden + unit, f, mask=valid)
-            tl.store(pre + 2 * hidden + unit, g, mask=valid)
-            tl.store(pre + 3 * hidden + unit, o, mask=valid)
-            tl.store(cells + site * hidden + unit, c, mask=valid)
-            tl.store(states + site * hidden + unit, o * _tanh(c), mask=valid)
-        tl.debug_barrier()
+    unit = tl.arange(0, HIDDEN)
+    w_i = _matrix(weight, 0, unit, unit, hidden)
+    w_f = _matrix(weight, 1, unit, unit, hidden)
+    w_g = _matrix(weight, 2, unit, unit, hidden)
+    w_o = _matrix(weight, 3, unit, unit, hidden)
+    c = tl.zeros([HIDDEN], tl.float32)
+    h = tl.zeros([HIDDEN], tl.float32)
+    for site in range(0, _integer(row, LENGTH)):
+        z_i = tl.sum(w_i * h[None, :], 1)
+        z_f = tl.sum(w_f * h[None, :], 1)
+        z_g = tl.sum(w_g * h[None, :], 1)
+        z_o = tl.sum(w_o * h[None, :], 1)
+        place = site * hidden
+        c, h = _cell(gates + 4 * place, cells + place, states + place, unit, hidden, z_i, z_f, z_g, z_o, c)
 
 
-@triton.jit
-def _gate_transposed(weight, later, gate, unit, k, hidden, mask):
-    """What one gate of the next site sends back to a block of units of this site."""
-    inside = (k < hidden)[:, None] & (unit < hidden)[None, :] & mask
-    w = tl.load(weight + (gate * hidden + k)[:, None] * hidden + unit[None, :], mask=inside, other=0.0)
-    z = tl.load(later + gate * hidden + k, mask=(k < hidden) & mask, other=0.0)
-    return tl.sum(w * z[:, None], 0)
+@triton.jit(do_not_specialize=["site"])
+def lstm_site(table, state, site, BLOCK_U: tl.constexpr, HIDDEN: tl.constexpr):
+    """One site of the recurrence, for wide stages: a launch per site, many blocks each. Grid: stages, blocks of units.
 
-
-@triton.jit
-def lstm_backward(table, state, gradient, BLOCK_U: tl.constexpr, HIDDEN: tl.constexpr):
-    """The recurrence backwards. ``gradient`` has the layout of ``state`` and holds dh from the outputs; gets dgates.
-
-    The cell's part of it carries dc from site to site.
+    One block for a whole wide stage would leave the device idle; blocks that wait for each other could wait for ever.
     """
+    row = table + (tl.program_id(0) * MATRICES + GATES_H) * WIDTH
+    hidden = _integer(row, COLUMNS)
+    if (site < _integer(row, LENGTH)) & (tl.program_id(1) * BLOCK_U < hidden):
+        weight = _address(row, WEIGHT)
+        place = site * hidden
+        gates = state + _integer(row - WIDTH, TARGET) + 4 * place
+        cells = state + _integer(row, TARGET) + place
+        states = state + _integer(row, SOURCE) + place
+        unit = tl.program_id(1) * BLOCK_U + tl.arange(0, BLOCK_U)
+        k = tl.arange(0, HIDDEN)
+        h = tl.load(states - hidden + k, mask=_not_first(k, hidden, site), other=0.0)
+        c = tl.load(cells - hidden + unit, mask=_not_first(unit, hidden, site), other=0.0)
+        z_i = tl.sum(_matrix(weight, 0, unit, k, hidden) * h[None, :], 1)
+        z_f = tl.sum(_matrix(weight, 1, unit, k, hidden) * h[None, :], 1)
+        z_g = tl.sum(_matrix(weight, 2, unit, k, hidden) * h[None, :], 1)
+        z_o = tl.sum(_matrix(weight, 3, unit, k, hidden) * h[None, :], 1)
+        _cell(gates, cells, states, unit, hidden, z_i, z_f, z_g, z_o, c)
+
+
+@triton.jit
+def _cell_backward(gates, cells, target, unit, hidden, site, dh, dc):
+    """Gradients of one site's gates before their activations, kept and handed on, and dc for the site before."""
+    valid = unit < hidden
+    i = tl.load(gates + unit, mask=valid, other=0.0)
+    f = tl.load(gates + hidden + unit, mask=valid, other=0.0)
+    g = tl.load(gates + 2 * hidden + unit, mask=valid, other=0.0)
+    o = tl.load(gates + 3 * hidden + unit, mask=valid, other=0.0)
+    tanh_c = _tanh(tl.load(cells + unit, mask=valid, other=0.0))
+    c_before = tl.load(cells - hidden + unit, mask=_not_first(unit, hidden, site), other=0.0)
+    dc += dh * o * (1 - tanh_c * tanh_c)
+    d_i = dc * g * i * (1 - i)
+    d_f = dc * c_before * f * (1 - f)
+    d_g = dc * i * (1 - g * g)
+    d_o = dh * tanh_c * o * (1 - o)
+    tl.store(target + unit, d_i, mask=valid)
+    tl.store(target + hidden + unit, d_f, mask=valid)
+    tl.store(target + 2 * hidden + unit, d_g, mask=valid)
+    tl.store(target + 3 * hidden + unit, d_o, mask=valid)
+    return d_i, d_f, d_g, d_o, dc * f
+
+
+@triton.jit
+def lstm_backward(table, state, gradient, HIDDEN: tl.constexpr):
+    """The recurrence backwards. ``gradient`` has the layout of ``state`` and holds dh from the outputs; gets dgates."""
     row = table + (tl.program_id(0) * MATRICES + GATES_H) * WIDTH
     hidden = _integer(row, COLUMNS)
     length = _integer(row, LENGTH)
     weight = _address(row, WEIGHT)
     gates = _integer(row - WIDTH, TARGET)
-    cells = _integer(row, TARGET)
-    states = _integer(row, SOURCE)
-    k = tl.arange(0, HIDDEN)
+    cells = state + _integer(row, TARGET)
+    states = gradient + _integer(row, SOURCE)
+    unit = tl.arange(0, HIDDEN)
+    w_i = _matrix(weight, 0, unit, unit, hidden)
+    w_f = _matrix(weight, 1, unit, unit, hidden)
+    w_g = _matrix(weight, 2, unit, unit, hidden)
+    w_o = _matrix(weight, 3, unit, unit, hidden)
+    d_i = tl.zeros([HIDDEN], tl.float32)
+    d_f = tl.zeros([HIDDEN], tl.float32)
+    d_g = tl.zeros([HIDDEN], tl.float32)
+    d_o = tl.zeros([HIDDEN], tl.float32)
+    dc = tl.zeros([HIDDEN], tl.float32)
     for step in range(0, length):
         site = length - 1 - step
-        later = gradient + gates + (site + 1) * 4 * hidden
-        for first in range(0, hidden, BLOCK_U):
-            unit = first + tl.arange(0, BLOCK_U)
-            valid = unit < hidden
-            dh = tl.load(gradient + states + site * hidden + unit, mask=valid, other=0.0)
-            for gate in tl.static_range(4):
-                dh += _gate_transposed(weight, later, gate, unit, k, hidden, step > 0)
-            values = state + gates + site * 4 * hidden + unit
-            i = tl.load(values, mask=valid, other=0.0)
-            f = tl.load(values + hidden, mask=valid, other=0.0)
-            g = tl.load(values + 2 * hidden, mask=valid, other=0.0)
-            o = tl.load(values + 3 * hidden, mask=valid, other=0.0)
-            tanh_c = _tanh(tl.load(state + cells + site * hidden + unit, mask=valid, other=0.0))
-            before = (site - 1) * hidden + unit
-            c_before = tl.load(state + cells + before, mask=valid & (before >= 0), other=0.0)
-            carried = gradient + cells + unit
-            dc = dh * o * (1 - tanh_c * tanh_c)
-            dc += tl.load(carried + (site + 1) * hidden, mask=valid & (step > 0), other=0.0)
-            target = gradient + gates + site * 4 * hidden + unit
-            tl.store(target, dc * g * i * (1 - i), mask=valid)
-            tl.store(target + hidden, dc * c_before * f * (1 - f), mask=valid)
-            tl.store(target + 2 * hidden, dc * i * (1 - g * g), mask=valid)
-            tl.store(target + 3 * hidden, dh * tanh_c * o * (1 - o), mask=valid)
-            tl.store(carried + site * hidden, dc * f, mask=valid)
-        tl.debug_barrier()
+        place = site * hidden
+        dh = tl.load(states + place + unit, mask=unit < hidden, other=0.0)
+        dh += tl.sum(w_i * d_i[:, None] + w_f * d_f[:, None] + w_g * d_g[:, None] + w_o * d_o[:, None], 0)
+        place4 = gates + 4 * place
+        d_i, d_f, d_g, d_o, dc = _cell_backward(
+            state + place4, cells + place, gradient + place4, unit, hidden, site, dh, dc
+        )
+
+
+@triton.jit
+def _sent_back(weight, later, gate, unit, k, hidden, step):
+    """What one gate of the next site sends back to some units of this site."""
+    z = tl.load(later + gate * hidden + k, mask=_not_first(k, hidden, step), other=0.0)
+    return tl.sum(_matrix(weight, gate, k, unit, hidden) * z[:, None], 0)
+
+
+@triton.jit(do_not_specialize=["step"])
+def lstm_site_backward(table, state, gradient, step, BLOCK_U: tl.constexpr, HIDDEN: tl.constexpr):
+    """One site of the recurrence backwards, ``step`` sites before the last. Grid: stages, blocks of units.
+
+    The cell's part of ``gradient`` carries dc from site to site.
+    """
+    row = table + (tl.program_id(0) * MATRICES + GATES_H) * WIDTH
+    hidden = _integer(row, COLUMNS)
+    length = _integer(row, LENGTH)
+    if (step < length) & (tl.program_id(1) * BLOCK_U < hidden):
+        weight = _address(row, WEIGHT)
+        site = length - 1 - step
+        place = site * hidden
+        gates = _integer(row - WIDTH, TARGET) + 4 * place
+        cells = _integer(row, TARGET) + place
+        later = gradient + gates + 4 * hidden
+        unit = tl.program_id(1) * BLOCK_U + tl.arange(0, BLOCK_U)
+        valid = unit < hidden
+        k = tl.arange(0, HIDDEN)
+        dh = tl.load(gradient + _integer(row, SOURCE) + place + unit, mask=valid, other=0.0)
+        for gate in tl.static_range(4):
+            dh += _sent_back(weight, later, gate, unit, k, hidden, step)
+        carried = gradient + cells + unit
+        dc = tl.load(carried + hidden, mask=_not_first(unit, hidden, step), other=0.0)
+        _, _, _, _, dc = _cell_backward(state + gates, state + cells, gradient + gates, unit, hidden, site, dh, dc)
+        tl.store(carried, dc, mask=valid)

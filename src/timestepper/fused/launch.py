@@ -1,11 +1,16 @@
 """Launches the kernels: table, grid and block sizes for each."""
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
 
 from timestepper.fused import kernels
 from timestepper.fused.layout import GATES_X, INPUT, MATRICES, OUTPUT, Layout, to_device
+
+NARROW = 64  # the widest stage whose four recurrent matrices fit the registers of one block
+UNITS = 16  # of one block in a wide stage
 
 
 def describe(weights: list[Tensor]) -> Tensor:
@@ -32,8 +37,7 @@ def forward(described: Tensor, parameters: list[Tensor], layout: Layout) -> tupl
     steps = described.new_empty(layout.steps[-1])
     _affine(table, described, state, layout, INPUT, "relu")
     _affine(table, state, state, layout, GATES_X, "none")
-    hidden, units, warps = _recurrence(layout)
-    kernels.lstm[(len(layout.shapes),)](table, state, units, hidden, num_warps=warps)
+    _recurrence(layout, kernels.lstm, kernels.lstm_site, table, state)
     _affine(table, state, steps, layout, OUTPUT, "sigmoid")
     return steps, state, table
 
@@ -47,8 +51,7 @@ def backward(
     described_gradient = torch.empty_like(described)
     parameter_gradient = state.new_empty(layout.parameters[-1])
     _affine_backward(table, output_gradient, state_gradient, state, layout, OUTPUT, False)
-    hidden, units, warps = _recurrence(layout)
-    kernels.lstm_backward[(len(layout.shapes),)](table, state, state_gradient, units, hidden, num_warps=warps)
+    _recurrence(layout, kernels.lstm_backward, kernels.lstm_site_backward, table, state, state_gradient)
     _affine_backward(table, state_gradient, state_gradient, state, layout, GATES_X, True)
     _affine_backward(table, state_gradient, described_gradient, described, layout, INPUT, False)
     extents = [layout.extent(matrix) for matrix in range(MATRICES)]
@@ -79,11 +82,17 @@ def _affine_backward(
     kernels.affine_backward[grid](table, gradient, out, source, matrix, relu, _power(n, 16, 64), columns)
 
 
-def _recurrence(layout: Layout) -> tuple[int, int, int]:
-    """Padded width, units per block and warps: one warp needs no barrier between warps, but holds only a narrow net."""
+def _recurrence(layout: Layout, whole: Any, single: Any, *tensors: Tensor) -> None:
+    """All sites in one launch where the recurrent weights fit the registers, else a launch for every site."""
     hidden = _power(max(h for _, _, _, h in layout.shapes), 16, 1 << 20)
-    units = min(hidden, max(16, 4096 // hidden))
-    return hidden, units, 1 if hidden <= 16 else 4 if hidden <= 64 else 8
+    stages = len(layout.shapes)
+    if hidden <= NARROW:
+        # One warp needs no barrier between warps, but holds only the narrowest.
+        whole[(stages,)](*tensors, hidden, num_warps={16: 1, 32: 4}.get(hidden, 8))
+        return
+    grid = (stages, triton.cdiv(hidden, UNITS))
+    for site in range(layout.depth):
+        single[grid](*tensors, site, UNITS, hidden, num_warps=8)
 
 
 def _power(size: int, least: int, most: int) -> int:

@@ -108,7 +108,10 @@ from timestepper.fused import ops
 assert ops.INTERPRETED
 torch.use_deterministic_algorithms(True)  # fills new memory with NaN, so an element that is not written shows
 device = torch.device("cpu")
-for errors in (agreement.describe_errors(device), agreement.controller_errors(agreement.STAGES["odd"], device)):
+wide = ((2, 20, 12, 70), (3, 11, 10, 5))  # wider than the registers hold, so site by site
+found = [agreement.describe_errors(device)]
+found += [agreement.controller_errors(stages, device) for stages in (agreement.STAGES["odd"], wide)]
+for errors in found:
     for name, error in errors.items():
         assert error < 5e-6, (name, error)
 """
