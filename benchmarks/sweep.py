@@ -1,6 +1,6 @@
 """What does a sweep gain over one run after another on one GPU, and is each run still the run alone?
 
-    python benchmarks/sweep.py --together 6 3 runtime.precision=bf16
+    python benchmarks/sweep.py --together 6 3
 
 Runs of paper/cifar10 (plain and lstm in turn, each with its own seed) on random images. First each begins alone, until
 its graphs of training and evaluation are recorded: that costs the same either way and is not timed. Then the epochs
@@ -97,6 +97,12 @@ def timed(entries: list[Entry], shared: Shared, jobs: int, options: argparse.Nam
     return seconds
 
 
+def epoch_seconds(entry: Entry) -> list[float]:
+    """How long each epoch of a run took, by its own notes: shows whether the timed ones are alike."""
+    lines = (entry.path / "timing.jsonl").read_text().splitlines()
+    return [round(json.loads(line)["seconds"], 3) for line in lines]
+
+
 def differences(first: list[Entry], second: list[Entry]) -> Iterator[dict]:
     """What differs between the ends of the same runs."""
     for one, other in zip(first, second, strict=True):
@@ -109,6 +115,7 @@ def differences(first: list[Entry], second: list[Entry]) -> Iterator[dict]:
             "weights_equal": equal,
             "metrics_equal": metrics[0] == metrics[1],
             "train_loss": [final["train"]["loss"] for final in finals],
+            "epoch_s": [epoch_seconds(one), epoch_seconds(other)],
         }
 
 
@@ -117,10 +124,10 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="section.key=value of the recipe")
     parser.add_argument("--together", nargs="+", type=int, default=[6, 3], help="numbers of runs")
     parser.add_argument("--controllers", nargs="+", default=["none", "lstm"])
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--images", type=int, default=12_800, help="of an epoch; a fifth as many are evaluated")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--images", type=int, default=25_600, help="of an epoch; a fifth as many are evaluated")
     parser.add_argument("--warm-epochs", type=int, default=1)
-    parser.add_argument("--epochs", type=int, default=7, help="the warm ones included")
+    parser.add_argument("--epochs", type=int, default=4, help="the warm ones included")
     parser.add_argument("--commit", help="recorded where the source carries no history")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
@@ -157,6 +164,7 @@ def main() -> None:
             )
             for entry in found:
                 print(f"  {entry['run']}: train loss alone {entry['train_loss'][0]!r}, here {entry['train_loss'][1]!r}")
+                print(f"    seconds of its epochs alone {entry['epoch_s'][0]}, here {entry['epoch_s'][1]}")
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(report, indent=1) + "\n")
