@@ -52,6 +52,10 @@ _SLOPES: dict[object, float] = {
 # Not in place: a graph does not say who else sees the changed value. (+= is traced as +.)
 _SUMS = (operator.add, operator.sub, torch.add, torch.sub, "add", "sub")
 _PRODUCTS = (operator.mul, torch.mul, "mul")
+# Several tensors, each of which holds every element of the input at most once.
+_PIECES = (torch.chunk, torch.split, torch.unbind, "chunk", "split", "unbind")
+# Numbers that are made of features. All other numbers, such as shapes, are the same for every input.
+_READ_OUT = ("item", "tolist")
 
 
 @torch.no_grad()
@@ -80,6 +84,7 @@ class _Walk(fx.Interpreter):
         self.extra_traceback = False  # our errors are one line
         self.path = path
         self.ways: dict[fx.Node, Ways] = {}
+        self.elements: dict[fx.Node, int] = {}
         self.found: Ways = ()
 
     def run_node(self, n: fx.Node):
@@ -90,13 +95,26 @@ class _Walk(fx.Interpreter):
             self.ways[n] = (Way(),) if isinstance(value, Tensor) else ()
         elif n.op == "output":
             self.found = self.ways[n.all_input_nodes[0]]
-        elif not isinstance(value, Tensor) or not any(self.ways.get(source) for source in n.all_input_nodes):
-            self.ways[n] = ()  # a shape, or something the input does not reach: constant
+        elif not any(self.ways.get(source) for source in n.all_input_nodes):
+            self.ways[n] = ()  # the input does not reach it: constant
+        elif not isinstance(value, Tensor):
+            self.ways[n] = self._through_other(n, value)
         elif n.op == "call_module":
             self.ways[n] = self._through_layer(n, self.fetch_attr(str(n.target)), size)
         else:
-            self.ways[n] = self._through_function(n)
+            self.ways[n] = self._through_function(n, value)
+        if isinstance(value, Tensor):
+            self.elements[n] = value.numel()
         return value
+
+    def _through_other(self, n: fx.Node, value: Any) -> Ways:
+        """Numbers and collections: a shape is constant, pieces of a tensor are reached as the whole is."""
+        if n.target in _PIECES:
+            return self.ways[n.all_input_nodes[0]]
+        if n.target in _READ_OUT or _holds_tensors(value):
+            kind = type(self.fetch_attr(str(n.target))).__name__ if n.op == "call_module" else _name(n.target)
+            raise self._unknown(n, kind)
+        return ()
 
     def _through_layer(self, n: fx.Node, layer: Any, size: torch.Size) -> Ways:
         path = f"{self.path}.{n.target}"
@@ -120,13 +138,16 @@ class _Walk(fx.Interpreter):
             raise self._unknown(n, kind.__name__)
         return tuple(way.times(slope) for way in ways)
 
-    def _through_function(self, n: fx.Node) -> Ways:
+    def _through_function(self, n: fx.Node, value: Tensor) -> Ways:
         operands = (*n.args, *n.kwargs.values())
-        sources = [self.ways[value] for value in operands if isinstance(value, fx.Node) and self.ways[value]]
-        numbers = [value for value in operands if isinstance(value, (int, float))]
+        reached = [operand for operand in operands if isinstance(operand, fx.Node) and self.ways[operand]]
+        sources = [self.ways[node] for node in reached]
+        numbers = [operand for operand in operands if isinstance(operand, (int, float))]
         target = n.target
         if target in _SUMS and "alpha" not in n.kwargs:
-            return tuple(way for ways in sources for way in ways)
+            # A smaller operand is repeated, and m copies of a vector are sqrt(m) times as long.
+            copies = [math.sqrt(value.numel() / self.elements[node]) for node in reached]
+            return tuple(way.times(m) for ways, m in zip(sources, copies, strict=True) for way in ways)
         if target in _PRODUCTS and len(sources) == 1 and len(numbers) == 1:
             return tuple(way.times(numbers[0]) for way in sources[0])
         if len(sources) != 1:
@@ -171,6 +192,12 @@ def _slope(layer: nn.Module) -> float | None:
 
 def _name(target: object) -> str:
     return getattr(target, "__name__", str(target))
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    return isinstance(value, Tensor) or (isinstance(value, (tuple, list)) and any(map(_holds_tensors, value)))
 
 
 def _is_slice(index) -> bool:

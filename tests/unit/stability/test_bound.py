@@ -166,6 +166,47 @@ class Doubled(nn.Module):
         return F.pad(x[:, :, 1:], (0, 0, 1, 0))
 
 
+class Pieces(nn.Module):
+    """A tensor taken apart and put together."""
+
+    def forward(self, x):
+        first, second = x.chunk(2, 1)
+        left, right = torch.split(second, 1, dim=1)
+        return F.pad(first - 5.0 * (left + right), (0, 0, 0, 0, 0, 2))
+
+
+class Repeated(nn.Module):
+    """A map of one channel, added to each of four."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Conv2d(4, 1, 1)
+
+    def forward(self, x):
+        return x * 0.01 + self.one(x)
+
+
+class Largest(nn.Module):
+    def forward(self, x):
+        values, _ = x.max(1, keepdim=True)
+        return F.pad(30.0 * values, (0, 0, 0, 0, 0, 3))
+
+
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pool = nn.MaxPool2d(1, return_indices=True)
+
+    def forward(self, x):
+        values, _ = self.pool(x)
+        return 9.0 * values
+
+
+class ReadOut(nn.Module):
+    def forward(self, x):
+        return x - x.shape[1] * (x[0, 0, 0, 0].item() + torch.ones(4, 6, 6))
+
+
 class InPlace(nn.Module):
     def forward(self, x):
         x.mul_(7.0)
@@ -192,6 +233,8 @@ def _odd(block):
         nn.Sequential(nn.BatchNorm2d(4), nn.LeakyReLU(2.0)),
         nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4)),  # the batch norm stands alone
         Doubled(),
+        Pieces(),
+        Repeated(),
         nn.MaxPool2d(3, stride=1, padding=1),
         nn.AvgPool2d(3, stride=1, padding=1),
         nn.AvgPool2d(3, stride=1, padding=1, count_include_pad=False),
@@ -227,11 +270,14 @@ def test_a_batch_norm_is_folded_into_the_convolution_before_it():
     [
         (Gate(), "blocks.0.middle"),
         (InPlace(), "blocks.0.middle: the norm of mul_"),
+        (Largest(), "blocks.0.middle: the norm of max"),
+        (Pooled(), "blocks.0.middle.pool: the norm of MaxPool2d"),
+        (ReadOut(), "blocks.0.middle: the norm of item"),
         (nn.GroupNorm(2, 4), "blocks.0.middle: the norm of GroupNorm"),
         (nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), "blocks.0.middle pads with 'reflect'"),
         (nn.Sequential(nn.BatchNorm2d(4, track_running_stats=False)), "blocks.0.middle.0 keeps no running statistics"),
     ],
-    ids=["gate", "in place", "group norm", "reflection", "no statistics"],
+    ids=["gate", "in place", "largest", "indices", "read out", "group norm", "reflection", "no statistics"],
 )
 def test_layers_without_a_known_norm_are_named(middle, where):
     chain = open_chain(Net(middle), torch.randn(2, 4, 6, 6))
