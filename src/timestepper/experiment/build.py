@@ -16,7 +16,7 @@ from timestepper.engine.distributed import Group
 from timestepper.engine.loop import Observation, Plan
 from timestepper.engine.runtime import Runtime
 from timestepper.engine.schedule import Schedule
-from timestepper.errors import RecipeError
+from timestepper.errors import RecipeError, StabilityError
 from timestepper.experiment.schema import Recipe
 from timestepper.stability import Monitor
 
@@ -165,11 +165,19 @@ def runtime(recipe: Recipe, device: torch.device, say: Callable[[str], None]) ->
 
 
 def observe(recipe: Recipe, model: nn.Module, input_shape: tuple[int, int, int]) -> Callable[[], Observation]:
-    """A look at step sizes and, where asked for, at the stability bound, for the end of every epoch."""
+    """A look at step sizes and, where asked for, at the stability bound, for the end of every epoch.
+
+    A network whose bound is not known is refused here, and not by the first process alone after an epoch of training.
+    """
     look = Observation if recipe.controller.kind == "none" else _look_at_steps(model)
     if not recipe.run.monitor:
         return look
     monitor = Monitor(input_shape)
+    try:
+        monitor.prepare(model)
+    except StabilityError as error:
+        reason = str(error).partition("; ")[0]  # the advice behind it is for another command
+        raise RecipeError(f"run.monitor: {reason}; set run.monitor=false") from error
 
     def look_at_both() -> Observation:
         seen = look()

@@ -88,6 +88,7 @@ class Session:
         batches = build.train_loader(recipe, images, *parts)
         schedule = build.schedule(recipe, batches.steps)
         model = self.runtime.place(build.network(recipe, images, recipe.runtime.sync_bn and self.group.active))
+        observe = build.observe(recipe, model, batches.input_shape)
         state: dict[str, Any] | None = None
 
         def open_folder() -> None:
@@ -106,7 +107,7 @@ class Session:
             journal=self._journal or Journal(),
             group=self.group,
             signals=self.request.signals,
-            observe=build.observe(recipe, model, batches.input_shape),
+            observe=observe,
         )
         self._training.load(state)
         return self._training

@@ -40,13 +40,17 @@ class Monitor:
         self._warm = WarmStart()
         self._blocks: list[_Block] = []
 
+    def prepare(self, net: nn.Module) -> None:
+        """Find the ways through the network now, so that one whose bound is unknown is refused before it is trained."""
+        self._blocks = self._look(net)
+
     @full_precision()
     @torch.no_grad()
     def observe(self, net: nn.Module) -> dict[str, float]:
         """Scalars of this moment; the network is neither changed nor, after the first look, run."""
         attached = is_attached(net)
         if not self._blocks:
-            self._blocks = self._look(net)
+            self.prepare(net)
         layers = layers_on([block.ways for block in self._blocks])
         norms = warm_estimates(layers, _newest(net, attached), self._warm, self.rounds, self.first)
         parts = [(block.stage, log_factor(*split(block.site, block.ways, norms.__getitem__))) for block in self._blocks]

@@ -1,3 +1,4 @@
+import contextlib
 import copy
 
 import pytest
@@ -5,6 +6,13 @@ import torch
 from torch.nn import functional as F
 
 import timestepper
+from timestepper.engine.rundir import RunDirectory
+from timestepper.engine.signals import Signals
+from timestepper.errors import RecipeError
+from timestepper.experiment import build
+from timestepper.experiment.finish import epochs_of
+from timestepper.experiment.load import load
+from timestepper.experiment.run import Request, train
 from timestepper.models import CifarResNet
 from timestepper.stability import Monitor, open_chain, proposition_1
 
@@ -56,3 +64,44 @@ def test_looking_changes_nothing(stepped):
     assert all(torch.equal(value, before[name]) for name, value in stepped.state_dict().items())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in stepped.modules())
     stepped.eval()
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"), [("timm/seresnet18", r"layer1\.0\.se"), ("cifar/densenet22", "layers between")]
+)
+def test_a_network_without_a_bound_is_refused_before_training(model, reason):
+    recipe = load("smoke/digits", ["run.monitor=true", f"model.name={model}"])
+    net = timestepper.adapters.create_model(model, in_chans=1)
+    with pytest.raises(RecipeError, match=rf"^run\.monitor: .*{reason}.*; set run\.monitor=false$"):
+        build.observe(recipe, net, (1, 8, 8))
+
+
+def run(recipe, path):
+    with contextlib.closing(RunDirectory(path)) as folder:
+        train(Request(recipe, "smoke", folder, Signals()))
+
+
+def test_a_refused_monitor_leaves_no_run_behind(tmp_path):
+    recipe = load("smoke/digits", ["run.monitor=true", "model.name=cifar/densenet22"])
+    with pytest.raises(RecipeError, match=r"run\.monitor"):
+        run(recipe, tmp_path / "run")
+    assert not (tmp_path / "run" / "status.json").exists()
+
+
+def test_every_epoch_of_a_run_is_looked_at(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    recipe = load("smoke/digits-lstm", ["run.monitor=true", "run.tensorboard=true", "run.epochs=2"])
+    run(recipe, tmp_path / "run")
+    names = {
+        name for stage in ("layer1", "layer2", "layer3") for name in (f"log_bound/{stage}", f"evolution_time/{stage}")
+    } | {"log_bound"}
+    epochs = epochs_of(tmp_path / "run")
+    assert len(epochs) == 2
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    for name in names:
+        logged = [epoch["scalars"][name] for epoch in epochs]
+        assert [event.value for event in events.Scalars(name)] == pytest.approx(logged)
+    for epoch in epochs:
+        parts = [epoch["scalars"][f"log_bound/{stage}"] for stage in ("layer1", "layer2", "layer3")]
+        assert sum(parts) == pytest.approx(epoch["scalars"]["log_bound"])
