@@ -130,6 +130,8 @@ def open_chain(net: nn.Module, inputs: Tensor, *, steps: bool = True) -> Chain:
 @torch.no_grad()
 def run(model: nn.Module, inputs: Tensor) -> Tensor:
     """The network's output; inputs that it cannot take are the user's mistake, said in one line."""
+    if len(inputs) == 0:
+        raise StabilityError("there are no images in this batch; give at least one")
     try:
         outputs = model(inputs)
     except StabilityError:

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from timestepper.errors import StabilityError
 from timestepper.stability import corruptions, draws
 from timestepper.stability.attacks import Pixels, fgsm, pgd
-from timestepper.stability.chain import plain_copy
+from timestepper.stability.chain import plain_copy, run
+from timestepper.stability.precision import full_precision
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 Variants = Callable[[Tensor, Tensor, Sequence[int]], Iterator[Tensor]]
@@ -119,6 +120,7 @@ def corrupted(
     return {name: scores[n * count : (n + 1) * count] for n, name in enumerate(names)}
 
 
+@full_precision()
 @torch.no_grad()
 def _scores(
     net: nn.Module, batches: Batches, variants_of: Callable[[nn.Module], Variants], count: int, share: Share
@@ -129,16 +131,17 @@ def _scores(
     sums: Tensor | None = None
     for step, (images, labels) in enumerate(batches):
         if sums is None:
+            run(model, images[:1])  # images that it cannot take are refused by their shape
             sums = torch.zeros(count, 3, dtype=torch.float64, device=images.device)
         changed = variants(images, labels, share.indices(step, len(images)))
         for number, inputs in enumerate(changed):
             sums[number] += _sums(model(inputs).float(), labels)
     if sums is None:
         raise StabilityError("there are no images to evaluate; give at least one batch")
-    return [
-        Score(1 - correct / samples, loss / samples, int(samples))
-        for correct, loss, samples in share.total(sums).tolist()
-    ]
+    found = share.total(sums).tolist()
+    if not found[0][2]:
+        raise StabilityError("no image has a label (all are -1); give images with labels of 0 or more")
+    return [Score(1 - correct / samples, loss / samples, int(samples)) for correct, loss, samples in found]
 
 
 def _sums(logits: Tensor, labels: Tensor) -> Tensor:
