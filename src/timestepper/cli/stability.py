@@ -21,7 +21,9 @@ def stability(
     weights: Annotated[Path | None, typer.Option(help="for a model name: plain weights, a .safetensors file")] = None,
     data: Annotated[str | None, typer.Option(help="digits, cifar10, …; a run has its own; else random inputs")] = None,
     root: Annotated[Path | None, typer.Option(help="where the data set is")] = None,
-    input_size: Annotated[int | None, typer.Option(help="pixels of random inputs; 32 for cifar/, else 224")] = None,
+    input_size: Annotated[
+        int | None, typer.Option(help="pixels of random inputs; 32 for cifar/, else 224", min=1)
+    ] = None,
     samples: Annotated[int, typer.Option(help="images for growth and gradients", min=1)] = 8,
     bound: Annotated[bool, typer.Option(help="Proposition 1; leave it out for layers without a known norm")] = True,
     theory: Annotated[
@@ -39,12 +41,18 @@ def stability(
     import json as json_format
 
     from timestepper.engine.runtime import choose_device
+    from timestepper.errors import StabilityError
     from timestepper.stability import analyse, plot_depth
 
     if net_or_run == FIGURE_1:
         _figure_1(plot, json)
         return
+    if plot is not None and not theory:
+        raise StabilityError("--plot draws what --no-theory leaves out; give one of them")
     if Path(net_or_run).is_dir():
+        own = {"controller": controller, "weights": weights, "data": data, "root": root, "input-size": input_size}
+        if given := [f"--{name}" for name, value in own.items() if value not in (None, "none")]:
+            raise StabilityError(f"{net_or_run} is a run with its own network and data; leave {', '.join(given)} out")
         subject = load_run(Path(net_or_run))
     else:
         subject = load_model(net_or_run, controller, weights, data, root)
@@ -55,12 +63,12 @@ def stability(
         pixels = input_size or (32 if net_or_run.startswith("cifar/") else 224)
         found |= analyse(subject.net, *subject.first(samples, pixels, place), bound=bound)
     found |= _robustness(subject, images, place, noise=noise, attacks=attacks, corruptions=corruptions)
-    if theory and plot is not None:
-        plot_depth(plot, found, net_or_run)
     if json:
         print(json_format.dumps(found, indent=2))
     else:
         _print(found)
+    if plot is not None:  # last: a file that cannot be written costs no figures
+        plot_depth(plot, found, net_or_run)
 
 
 @dataclass
@@ -158,9 +166,11 @@ def _robustness(subject: Subject, count: int | None, device: Any, *, noise: bool
 
 
 def _print(found: dict[str, Any]) -> None:
+    import sys
+
     from rich.console import Console
 
-    console = Console()
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     if "blocks" in found:
         console.print(_block_table(found))
         _print_summary(console, found)
@@ -183,13 +193,16 @@ COLUMNS = {
 
 
 def _block_table(found: dict[str, Any]):
+    from rich import box
     from rich.table import Table
 
     shape = "x".join(map(str, found["inputs"]))
-    table = Table(title=f"{found['name']}: growth and gradients of every block, inputs {shape}", title_justify="left")
-    table.add_column("block")
+    title = f"{found['name']}: growth and gradients of every block, inputs {shape}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    # In 80 columns the headings fold; a name or a figure that is cut off would be of no use.
+    table.add_column("block", no_wrap=True)
     for column in COLUMNS:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", overflow="fold")
     stage = found["blocks"][0]["stage"]
     for block in found["blocks"]:
         if block["stage"] != stage:
@@ -206,16 +219,19 @@ def _print_summary(console: Any, found: dict[str, Any]) -> None:
             parts = ", ".join(f"{stage} {part:.2f}" for stage, part in bound["stages"].items())
             console.print(
                 f"{label:14s} log {bound['log']:.2f} ({parts}); certainly below {bound['log_certified']:.2f}; "
-                f"reshaped kernels would say {bound['log_reshaped']:.2f}"
+                f"reshaped kernels would say {bound['log_reshaped']:.2f}",
+                soft_wrap=True,
             )
     grown = ", ".join(f"{kind} {growth['end_to_end']:.3g}" for kind, growth in found["growth"].items())
-    console.print(f"{'measured':14s} {grown} (times, first block's input to last block's output)")
+    console.print(f"{'measured':14s} {grown} (times, first block's input to last block's output)", soft_wrap=True)
     if "evolution_time" in found:
         times = ", ".join(f"{stage} {time:.3f}" for stage, time in found["evolution_time"].items())
         console.print(f"{'evolution':14s} T = {sum(found['evolution_time'].values()):.3f} ({times})")
     skipped = [block["path"] for block in found["blocks"] if block["euler_skipped"]]
     if skipped:
-        console.print(f"{'no eigenvalues':14s} {', '.join(skipped)} (they change the size: no square Jacobian)")
+        console.print(
+            f"{'no eigenvalues':14s} {', '.join(skipped)} (they change the size: no square Jacobian)", soft_wrap=True
+        )
 
 
 def _score_table(name: str, rows: list[dict[str, Any]]):

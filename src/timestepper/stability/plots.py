@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from timestepper.errors import StabilityError
 from timestepper.stability.ode import Solution, decayed, figure_1
 
 
@@ -27,8 +28,7 @@ def plot_figure_1(path: str | Path, solutions: dict[str, Solution] | None = None
         )
     axes.set(xlabel="t", ylabel="y", title="y' = -4 y, y(0) = 1", ylim=(-2.5, 2.5))
     axes.legend(loc="lower left")
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    _save(figure, path)
 
 
 def plot_depth(path: str | Path, found: dict[str, Any], title: str = "") -> None:
@@ -68,8 +68,17 @@ def plot_depth(path: str | Path, found: dict[str, Any], title: str = "") -> None
             if blocks[place]["stage"] != blocks[place - 1]["stage"]:
                 axes.axvline(place - 0.5, color="grey", linewidth=0.5, linestyle="--")
     panels[-1, 0].set_xlabel("block")
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: str | Path) -> None:
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise StabilityError(f"the plot cannot be written ({reason}); give a .png, .svg or .pdf file") from None
+    finally:
+        _pyplot().close(figure)
 
 
 def _pyplot():

@@ -5,9 +5,11 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from timestepper.cli import app
+from timestepper.cli.stability import _block_table
 from timestepper.errors import CheckpointError, StabilityError
 from timestepper.models import CifarResNet
 from timestepper.saving import write_tensors
@@ -72,6 +74,21 @@ def test_networks_without_residual_blocks_have_the_robustness_figures():
         run("cifar/densenet22", "--data", "digits", "--noise")
 
 
+@pytest.mark.parametrize("width", [80, 140])
+def test_names_and_figures_are_whole_in_a_narrow_terminal(stepped, digits, width):
+    found = {"name": "stepped"} | analyse(stepped, digits.test[0][:2])
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(_block_table(found))
+    assert all(block["path"] in capture.get() for block in found["blocks"])
+    assert f"{found['blocks'][0]['step_size']['mean']:.3g}" in capture.get()
+    assert "…" not in capture.get()
+
+
+def test_a_pipe_is_wide_enough_for_the_table():
+    assert "layer1.0" in run("cifar/resnet8", "--controller", "lstm", "--input-size", 8)
+
+
 def test_figure_1(tmp_path):
     picture = tmp_path / "figure1.png"
     rows = json.loads(run("figure1", "--plot", picture, "--json"))
@@ -94,6 +111,15 @@ def test_mistakes(tmp_path):
     with pytest.raises(StabilityError, match=r"layer1\.0\.se.*--no-bound") as error:
         run("timm/seresnet18", "--input-size", 32)
     assert "\n" not in str(error.value)
+    for plot, reason in ((tmp_path / "no" / "x.png", "No such file"), (tmp_path / "x.odd", "odd")):
+        with pytest.raises(StabilityError, match=f"cannot be written .*{reason}"):
+            run("figure1", "--plot", plot)
+        with pytest.raises(StabilityError, match=f"cannot be written .*{reason}"):
+            run("cifar/resnet8", "--input-size", 8, "--plot", plot)
+    with pytest.raises(StabilityError, match="--plot draws what --no-theory leaves out"):
+        run("cifar/densenet22", "--no-theory", "--plot", tmp_path / "x.png")
+    with pytest.raises(StabilityError, match="is a run with its own network and data; leave --controller, --data out"):
+        run(tmp_path, "--controller", "lstm", "--data", "digits")
     broken = tmp_path / "w.safetensors"
     broken.write_bytes(b"not weights")
     with pytest.raises(CheckpointError):
