@@ -8,6 +8,7 @@ import typer
 
 FIGURE_1 = "figure1"
 BATCH = 250  # images at a time in the robustness figures; changes no result
+TIMEOUT = 1800.0  # seconds that a process of torchrun waits for the others
 
 
 def stability(
@@ -37,9 +38,14 @@ def stability(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Bound, measured growth, Euler condition, gradient shares and robustness of a network, with its step sizes."""
+    """Bound, measured growth, Euler condition, gradient shares and robustness of a network, with its step sizes.
+
+    Under torchrun the processes share the test images; the figures are those of one process.
+    """
     import json as json_format
 
+    from timestepper.cli.stability_tables import show
+    from timestepper.engine import distributed
     from timestepper.engine.runtime import choose_device
     from timestepper.errors import StabilityError
     from timestepper.stability import analyse, plot_depth
@@ -56,17 +62,23 @@ def stability(
         subject = load_run(Path(net_or_run))
     else:
         subject = load_model(net_or_run, controller, weights, data, root)
-    place = choose_device(device)
+    place = choose_device(device, distributed.local_rank())
     subject.net.to(place)
     found: dict[str, Any] = {"name": net_or_run}
     if theory:
         pixels = input_size or (32 if net_or_run.startswith("cifar/") else 224)
         found |= analyse(subject.net, *subject.first(samples, pixels, place), bound=bound)
-    found |= _robustness(subject, images, place, noise=noise, attacks=attacks, corruptions=corruptions)
+    group = distributed.start(place, TIMEOUT)
+    try:
+        found |= _robustness(subject, images, group, noise=noise, attacks=attacks, corruptions=corruptions)
+    finally:
+        distributed.stop()
+    if group.rank > 0:
+        return
     if json:
         print(json_format.dumps(found, indent=2))
     else:
-        _print(found)
+        show(found)
     if plot is not None:  # last: a file that cannot be written costs no figures
         plot_depth(plot, found, net_or_run)
 
@@ -78,27 +90,36 @@ class Subject:
     net: Any
     images: Any = None
 
-    def batches(self, count: int | None, batch: int, device: Any):
-        """The first ``count`` test images, normalised; a label of -1 marks an empty slot."""
+    def batches(self, count: int | None, batch: int, group: Any):
+        """This process's share of the first ``count`` test images, normalised; a label of -1 marks an empty slot."""
         from itertools import islice
 
         from timestepper import data
 
         count = min(count or len(self.images), len(self.images))
-        loader = data.loader(self.images, batch_size=min(batch, count), seed=0, training=False, device=device)
-        left = count
-        for images, labels in islice(loader.epoch(0), -(-count // min(batch, count))):
+        batch = group.world * -(-min(batch, count) // group.world)
+        loader = data.loader(
+            self.images,
+            batch_size=batch,
+            seed=0,
+            training=False,
+            rank=group.rank,
+            world=group.world,
+            device=group.device,
+        )
+        for step, (images, labels) in enumerate(islice(loader.epoch(0), -(-count // batch))):
             labels = labels.clone()
-            labels[left:] = -1
-            left = max(0, left - len(labels))
+            labels[max(0, count - _share(group).indices(step, len(labels)).start) :] = -1
             yield images, labels
 
     def first(self, samples: int, pixels: int, device: Any) -> tuple[Any, Any]:
         """A few inputs and their labels; random ones, without labels, where there is no data set."""
         import torch
 
+        from timestepper.engine.distributed import Group
+
         if self.images is not None:
-            return next(self.batches(samples, samples, device))
+            return next(self.batches(samples, samples, Group(device=device)))
         channels = next(p for p in self.net.parameters() if p.dim() == 4).shape[1]
         noise = torch.randn(samples, channels, pixels, pixels, generator=torch.Generator().manual_seed(0))
         return noise.to(device), None
@@ -132,7 +153,14 @@ def load_model(name: str, controller: str, weights: Path | None, data: str | Non
     return Subject(net if controller == "none" else timestepper.attach(net, controller), images)
 
 
-def _robustness(subject: Subject, count: int | None, device: Any, *, noise: bool, attacks: bool, corruptions: bool):
+def _share(group: Any):
+    """This process's part of the test images, and how the sums of all processes are made."""
+    from timestepper.stability.robustness import Share
+
+    return Share(group.rank, group.world, group.sum)
+
+
+def _robustness(subject: Subject, count: int | None, group: Any, *, noise: bool, attacks: bool, corruptions: bool):
     """The figures that were asked for, as plain data."""
     from dataclasses import asdict
 
@@ -143,118 +171,26 @@ def _robustness(subject: Subject, count: int | None, device: Any, *, noise: bool
         return {}
     if subject.images is None:
         raise StabilityError("noise, attacks and corruptions need test images; give --data (digits needs no download)")
-    scale = Pixels(subject.images.mean, subject.images.std)
+    scale, share = Pixels(subject.images.mean, subject.images.std), _share(group)
     found: dict[str, Any] = {}
     if noise:
-        scores = robustness.noise(subject.net, subject.batches(count, BATCH, device))
+        scores = robustness.noise(subject.net, subject.batches(count, BATCH, group), share=share)
         found["noise"] = [{"level": level, "draws": [asdict(s) for s in each]} for level, each in scores.items()]
     if attacks:
-        attacked = robustness.attacks(subject.net, subject.batches(count, BATCH, device), scale)
+        attacked = robustness.attacks(subject.net, subject.batches(count, BATCH, group), scale, share=share)
         found["attacks"] = [
             {"attack": name, "epsilon": epsilon, **asdict(score)}
             for name, by_epsilon in attacked.items()
             for epsilon, score in by_epsilon.items()
         ]
     if corruptions:
-        corrupted = robustness.corrupted(subject.net, subject.batches(count, BATCH, device), scale)
+        corrupted = robustness.corrupted(subject.net, subject.batches(count, BATCH, group), scale, share=share)
         found["corruptions"] = [
             {"corruption": name, "severity": severity, **asdict(score)}
             for name, each in corrupted.items()
             for severity, score in enumerate(each, 1)
         ]
     return found
-
-
-def _print(found: dict[str, Any]) -> None:
-    import sys
-
-    from rich.console import Console
-
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
-    if "blocks" in found:
-        console.print(_block_table(found))
-        _print_summary(console, found)
-    for name in ("noise", "attacks", "corruptions"):
-        if name in found:
-            console.print(_score_table(name, found[name]))
-
-
-COLUMNS = {
-    "bound": lambda b: _exp(b.get("log")),
-    "no steps": lambda b: _exp(b.get("log_without_steps")),
-    "worst": lambda b: _number(b["growth_power"]),
-    "adversarial": lambda b: _number(b["growth_adversarial"]),
-    "random": lambda b: _number(b["growth_random"]),
-    "max|1+hλ|": lambda b: _number(b["euler_radius"]) + (" stable" if b["euler_stable"] else ""),
-    "branch share": lambda b: _number(b["branch_share"]),
-    "Eq. 8 share": lambda b: _number(b["residual_share"]),
-    "step size": lambda b: _number(b["step_size"]["mean"] if "step_size" in b else None),
-}
-
-
-def _block_table(found: dict[str, Any]):
-    from rich import box
-    from rich.table import Table
-
-    shape = "x".join(map(str, found["inputs"]))
-    title = f"{found['name']}: growth and gradients of every block, inputs {shape}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
-    # In 80 columns the headings fold; a name or a figure that is cut off would be of no use.
-    table.add_column("block", no_wrap=True)
-    for column in COLUMNS:
-        table.add_column(column, justify="right", overflow="fold")
-    stage = found["blocks"][0]["stage"]
-    for block in found["blocks"]:
-        if block["stage"] != stage:
-            table.add_section()
-            stage = block["stage"]
-        table.add_row(block["path"], *(column(block) for column in COLUMNS.values()))
-    return table
-
-
-def _print_summary(console: Any, found: dict[str, Any]) -> None:
-    for name, label in (("bound", "bound"), ("bound_without_steps", "without steps")):
-        if name in found:
-            bound = found[name]
-            parts = ", ".join(f"{stage} {part:.2f}" for stage, part in bound["stages"].items())
-            console.print(
-                f"{label:14s} log {bound['log']:.2f} ({parts}); certainly below {bound['log_certified']:.2f}; "
-                f"reshaped kernels would say {bound['log_reshaped']:.2f}",
-                soft_wrap=True,
-            )
-    grown = ", ".join(f"{kind} {growth['end_to_end']:.3g}" for kind, growth in found["growth"].items())
-    console.print(f"{'measured':14s} {grown} (times, first block's input to last block's output)", soft_wrap=True)
-    if "evolution_time" in found:
-        times = ", ".join(f"{stage} {time:.3f}" for stage, time in found["evolution_time"].items())
-        console.print(f"{'evolution':14s} T = {sum(found['evolution_time'].values()):.3f} ({times})")
-    skipped = [block["path"] for block in found["blocks"] if block["euler_skipped"]]
-    if skipped:
-        console.print(
-            f"{'no eigenvalues':14s} {', '.join(skipped)} (they change the size: no square Jacobian)", soft_wrap=True
-        )
-
-
-def _score_table(name: str, rows: list[dict[str, Any]]):
-    from statistics import mean, pstdev
-
-    from rich.table import Table
-
-    table = Table(title=name, title_justify="left")
-    for column in ("condition", "error", "loss", "images"):
-        table.add_column(column, justify="left" if column == "condition" else "right")
-    for row in rows:
-        if name == "noise":
-            errors, losses = ([draw[key] for draw in row["draws"]] for key in ("error", "loss"))
-            error, loss = f"{mean(errors):.2%} ± {pstdev(errors):.2%}", f"{mean(losses):.4f} ± {pstdev(losses):.4f}"
-            table.add_row(f"deviation {row['level']:g}", error, loss, str(row["draws"][0]["samples"]))
-            continue
-        what = (
-            f"{row['attack']} {row['epsilon'] * 255:g}/255"
-            if name == "attacks"
-            else f"{row['corruption']} {row['severity']}"
-        )
-        table.add_row(what, f"{row['error']:.2%}", f"{row['loss']:.4f}", str(row["samples"]))
-    return table
 
 
 def _figure_1(plot: Path | None, json: bool) -> None:
@@ -275,13 +211,3 @@ def _figure_1(plot: Path | None, json: bool) -> None:
         return
     for name, row in rows.items():
         print(f"{name:18s} {row['steps']:4d} steps, {row['rejected']} rejected, largest error {row['error']:.3g}")
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
-
-
-def _exp(log: float | None) -> str:
-    from math import exp
-
-    return "" if log is None else f"{exp(log):.3g}"

@@ -60,3 +60,10 @@ def plain(digits):
 @pytest.fixture(scope="session")
 def stepped(digits):
     return trained(timestepper.attach(small_network(), "lstm"), digits)
+
+
+@pytest.fixture(scope="session")
+def resnet8(digits):
+    """One that the command line has a name for."""
+    torch.manual_seed(0)
+    return trained(CifarResNet(8, in_chans=1), digits)
