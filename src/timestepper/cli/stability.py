@@ -76,11 +76,22 @@ def stability(
     if group.rank > 0:
         return
     if json:
-        print(json_format.dumps(found, indent=2))
+        print(json_format.dumps(_finite(found), indent=2))
     else:
         show(found)
     if plot is not None:  # last: a file that cannot be written costs no figures
         plot_depth(plot, found, net_or_run)
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for NaN and infinity, which JSON has no words for."""
+    from math import isfinite
+
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 @dataclass

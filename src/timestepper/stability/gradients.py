@@ -17,11 +17,13 @@ class GradientShare:
     ``branch``    ||J^T dL/ds|| / ||dL/dy_n||, with s the sum of shortcut and branch: this block's branch alone.
     ``residual``  ||dL/dy_n - dL/dy_D|| / ||dL/dy_n||: Eq. 8's second term, all branches from here to the last
                   features y_D of this size. None where the block changes the size, because Eq. 8 does not hold there.
+
+    Both are None where no gradient arrives at all, as behind a decision beyond doubt.
     """
 
     stage: str
     path: str
-    branch: float
+    branch: float | None
     residual: float | None
 
 
@@ -81,6 +83,6 @@ def _last_of_same_size(features: list[Tensor], index: int) -> int:
     return end
 
 
-def _ratio(part: Tensor, whole: Tensor) -> float:
-    length = whole.norm().item()
-    return part.norm().item() / length if length > 0 else 0.0
+def _ratio(part: Tensor, whole: Tensor) -> float | None:
+    length = whole.double().norm().item()
+    return part.double().norm().item() / length if length > 0 else None

@@ -62,11 +62,12 @@ def top_direction(function: Callable[[Tensor], Tensor], at: Tensor, start: Tenso
     output = function(at)
     dual = torch.zeros_like(output, requires_grad=True)
     (pull,) = torch.autograd.grad(output, at, dual, create_graph=True)
-    direction = _scaled(start, torch.ones_like(_lengths(start)))
+    direction = _unit(start)
     for _ in range(iterations):
         (pushed,) = torch.autograd.grad(pull, dual, direction, retain_graph=True)
-        (pulled,) = torch.autograd.grad(output, at, pushed, retain_graph=True)
-        direction = _scaled(pulled, torch.ones_like(_lengths(pulled)))
+        # At unit length again before the way back: the square of a deep network's growth overflows.
+        (pulled,) = torch.autograd.grad(output, at, _unit(pushed), retain_graph=True)
+        direction = _unit(pulled)
     return direction
 
 
@@ -105,12 +106,18 @@ def _climb(chain: Chain, noise: Tensor, radius: Tensor, labels: Tensor | None, i
 
 
 def _lengths(features: Tensor) -> Tensor:
-    return features.flatten(1).norm(dim=1)
+    """In float64: hundreds of blocks can make features whose squares are too large for float32."""
+    return features.flatten(1).double().norm(dim=1)
 
 
 def _scaled(vectors: Tensor, lengths: Tensor) -> Tensor:
     """Each sample's vector at a length; a zero vector stays zero."""
-    return vectors * (lengths / _lengths(vectors).clamp_min(_tiny(vectors))).reshape(-1, *[1] * (vectors.dim() - 1))
+    scale = lengths / _lengths(vectors).clamp_min(_tiny(lengths))
+    return (vectors * scale.reshape(-1, *[1] * (vectors.dim() - 1))).to(vectors.dtype)
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    return _scaled(vectors, torch.ones_like(_lengths(vectors)))
 
 
 def _ratios(after: Tensor, before: Tensor) -> Tensor:

@@ -39,6 +39,14 @@ def test_json_of_a_model_by_name(tmp_path):
     assert picture.read_bytes().startswith(PNG)
 
 
+def test_what_is_not_finite_is_null_in_json(monkeypatch):
+    figures = {"growth": {"power": {"end_to_end": float("inf")}}, "blocks": [{"log": float("nan"), "branch": 1.5}]}
+    monkeypatch.setattr("timestepper.stability.analyse", lambda *args, **options: figures)
+    found = json.loads(run("cifar/resnet8", "--json"), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert found["growth"]["power"]["end_to_end"] is None
+    assert found["blocks"] == [{"log": None, "branch": 1.5}]
+
+
 def test_tables_of_a_network_with_saved_weights(tmp_path):
     weights = write_tensors(CifarResNet(8, in_chans=1).state_dict(), tmp_path / "w.safetensors")
     output = run(

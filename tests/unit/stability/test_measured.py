@@ -48,6 +48,33 @@ def test_power_iterated_growth_is_the_largest_singular_value(small):
     assert growth.blocks[3] == pytest.approx(max(values), rel=1e-3)
 
 
+@pytest.fixture(scope="module")
+def steep():
+    """Features beyond 1e20, as after hundreds of untrained blocks: finite in float32, but their squares are not."""
+    torch.manual_seed(0)
+    net = CifarResNet(20, in_chans=1, width=2)
+    for stage in (net.layer1, net.layer2, net.layer3):
+        for block in stage:
+            block.bn2.weight.data.fill_(2000.0)
+    return net
+
+
+@pytest.mark.parametrize("kind", ["random", "adversarial", "power"])
+def test_growth_beyond_the_squares_of_float32(steep, kind):
+    images = torch.randn(2, 1, 8, 8)
+    found = measured_growth(open_chain(steep, images), kind)
+    exact = measured_growth(open_chain(copy.deepcopy(steep).double(), images.double()), kind)
+    assert exact.end_to_end > 1e20
+    assert found.end_to_end == pytest.approx(exact.end_to_end, rel=0.02)
+    assert found.blocks == pytest.approx(exact.blocks, rel=0.02)
+
+
+def test_no_gradient_is_no_share(steep):
+    """A decision beyond doubt has no gradient; a share of 0 would say that the blocks are idle."""
+    shares = gradient_shares(open_chain(steep, torch.randn(2, 1, 8, 8)))
+    assert {(share.branch, share.residual) for share in shares} == {(None, None)}
+
+
 def test_top_direction_of_a_known_map():
     matrix = torch.diag(torch.tensor([3.0, -5.0, 1.0]))
     direction = top_direction(lambda x: x @ matrix.T, torch.zeros(2, 3), torch.ones(2, 3), 60)
