@@ -24,10 +24,10 @@ def plot_figure_1(path: str | Path, solutions: dict[str, Solution] | None = None
             marker,
             markersize=4,
             linewidth=0.8,
-            label=f"{name}: {solution.steps} steps",
+            label=f"{name}: {solution.steps} steps, error {solution.error(decayed):.2g}",
         )
-    axes.set(xlabel="t", ylabel="y", title="y' = -4 y, y(0) = 1", ylim=(-2.5, 2.5))
-    axes.legend(loc="lower left")
+    axes.set(xlabel="t", ylabel="y", title="y' = -4 y, y(0) = 1")
+    figure.legend(loc="outside lower center", fontsize="small", ncols=2)  # not over the points
     _save(figure, path)
 
 
@@ -40,7 +40,7 @@ def plot_depth(path: str | Path, found: dict[str, Any], title: str = "") -> None
         1 + stepped, figsize=(8, 4 + 2 * stepped), sharex=True, squeeze=False, layout="constrained"
     )
     upper = panels[0, 0]
-    depth = np.arange(len(blocks))
+    depth = np.arange(1, len(blocks) + 1)
     for name, label, style in (
         ("log_without_steps", "bound without step sizes", "k:"),
         ("log", "bound", "k-"),
@@ -53,7 +53,7 @@ def plot_depth(path: str | Path, found: dict[str, Any], title: str = "") -> None
             upper.plot(depth, np.exp(values) if name.startswith("log") else values, style, markersize=3, label=label)
     upper.set(yscale="log", ylabel="growth in one block", title=title)
     upper.axhline(1, color="grey", linewidth=0.5)
-    upper.legend(fontsize="small", ncols=2)
+    figure.legend(*upper.get_legend_handles_labels(), loc="outside upper center", fontsize="small", ncols=3)
     if stepped:
         lower = panels[1, 0]
         least, mean, largest = (
@@ -66,8 +66,9 @@ def plot_depth(path: str | Path, found: dict[str, Any], title: str = "") -> None
     for axes in panels[:, 0]:
         for place in range(1, len(blocks)):
             if blocks[place]["stage"] != blocks[place - 1]["stage"]:
-                axes.axvline(place - 0.5, color="grey", linewidth=0.5, linestyle="--")
+                axes.axvline(place + 0.5, color="grey", linewidth=0.5, linestyle="--")
     panels[-1, 0].set_xlabel("block")
+    panels[-1, 0].xaxis.get_major_locator().set_params(integer=True)
     _save(figure, path)
 
 

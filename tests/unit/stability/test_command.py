@@ -113,6 +113,21 @@ def test_pictures_without_step_sizes_and_without_a_bound(tmp_path, plain, digits
     assert (tmp_path / "plain.png").read_bytes().startswith(PNG)
 
 
+def test_pictures_hide_nothing(monkeypatch, plain, digits):
+    """Every point of the unstable solution is inside the axes, and blocks are counted in whole numbers from 1."""
+    drawn = []
+    monkeypatch.setattr("timestepper.stability.plots._save", lambda figure, path: drawn.append(figure))
+    solutions = figure_1()
+    plot_figure_1("figure1.png", solutions)
+    low, high = drawn[0].axes[0].get_ylim()
+    assert all(low < value < high for solution in solutions.values() for value in solution.values)
+    assert "5 steps, error 5.4" in " ".join(text.get_text() for text in drawn[0].legends[0].get_texts())
+    plot_depth("depth.png", analyse(plain, digits.test[0][:2], bound=False))
+    axes = drawn[1].axes[0]
+    assert axes.lines[0].get_xdata().tolist() == [1, 2, 3, 4, 5, 6]
+    assert all(tick == round(tick) for tick in axes.get_xticks())
+
+
 def test_mistakes(tmp_path):
     with pytest.raises(StabilityError, match="need test images; give --data"):
         run("cifar/resnet8", "--noise", "--input-size", 8)
