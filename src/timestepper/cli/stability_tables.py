@@ -23,7 +23,7 @@ COLUMNS = {
     "worst": lambda b: _number(b["growth_power"]),
     "adversarial": lambda b: _number(b["growth_adversarial"]),
     "random": lambda b: _number(b["growth_random"]),
-    "max|1+hλ|": lambda b: _number(b["euler_radius"]) + (" stable" if b["euler_stable"] else ""),
+    "max|1+hλ|": lambda b: _radius(b),
     "branch share": lambda b: _number(b["branch_share"]),
     "Eq. 8 share": lambda b: _number(b["residual_share"]),
     "step size": lambda b: _number(b["step_size"]["mean"] if "step_size" in b else None),
@@ -94,6 +94,12 @@ def _score_table(name: str, rows: list[dict[str, Any]]):
         )
         table.add_row(what, f"{row['error']:.2%}", f"{row['loss']:.4f}", str(row["samples"]))
     return table
+
+
+def _radius(block: dict[str, Any]) -> str:
+    """Where Arnoldi gave up, the figure is of the eigenvalues found: at least so much."""
+    least = "≥" if block["euler_radius"] is not None and not block["euler_converged"] else ""
+    return least + _number(block["euler_radius"]) + (" stable" if block["euler_stable"] else "")
 
 
 def _number(value: float | None) -> str:

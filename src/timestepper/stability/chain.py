@@ -114,6 +114,8 @@ def open_chain(net: nn.Module, inputs: Tensor, *, steps: bool = True) -> Chain:
         return hook
 
     def after(block: nn.Module, args: tuple, output: Tensor) -> None:
+        if not isinstance(output, Tensor):
+            raise StabilityError(f"{order[-1]} gives a {type(output).__name__}, not one feature map; {ONLY_CHAINS}")
         left.append(output.detach().clone())
 
     hooks = [link.block.register_forward_pre_hook(before(path)) for path, link in links.items()]

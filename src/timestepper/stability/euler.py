@@ -23,7 +23,7 @@ class EulerBlock:
     """Eigenvalues of diag(dt) J with the largest |1 + lambda|, at the features of one sample.
 
     ``skipped`` says why there are none, as where a block changes the size of its features. ``converged`` is False
-    where Arnoldi gave up on some; those found count.
+    where Arnoldi gave up on some; ``radius`` is then that of those found, and the true one may be larger.
     """
 
     stage: str
@@ -35,8 +35,12 @@ class EulerBlock:
 
     @property
     def stable(self) -> bool | None:
-        """Eq. 4 within Arnoldi's tolerance: a unit that ReLU keeps at zero has |1 + 0| = 1 exactly."""
-        return None if self.radius is None else self.radius <= 1 + TOLERANCE
+        """Eq. 4 within Arnoldi's tolerance: a unit that ReLU keeps at zero has |1 + 0| = 1 exactly. None: not known."""
+        if self.radius is None:
+            return None
+        if self.radius > 1 + TOLERANCE:
+            return False
+        return True if self.converged else None
 
 
 @full_precision()

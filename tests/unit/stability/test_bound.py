@@ -299,6 +299,13 @@ def test_networks_that_are_no_chain_of_residual_blocks_are_refused(family):
         open_chain(FAMILIES[family](), torch.randn(1, 3, 32, 32))
 
 
+def test_a_block_with_several_outputs_is_refused():
+    net = Net(nn.ReLU())
+    net.blocks[0].register_forward_hook(lambda block, args, output: (output, output))
+    with pytest.raises(StabilityError, match=r"blocks\.0 gives a tuple, not one feature map"):
+        open_chain(net, torch.randn(1, 4, 6, 6))
+
+
 def test_bad_weights_and_inputs_are_said_in_one_line():
     net = FAMILIES["cifar resnet20"]()
     with pytest.raises(StabilityError, match=r"cannot run on inputs of shape \(1, 1, 16, 16\)"):

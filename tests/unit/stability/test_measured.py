@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from families import FAMILIES
+from scipy.sparse.linalg import ArpackNoConvergence
 from torch.nn import functional as F
 
 import timestepper
@@ -130,6 +131,20 @@ def test_eigenvalues_agree_with_the_dense_jacobian(small):
         assert block.radius == pytest.approx(largest[0], rel=1e-3)
         assert block.stable == (largest[0] <= 1 + 1e-4)
     assert square == 4  # two blocks of six change the size
+
+
+def test_eigenvalues_that_did_not_converge_certify_nothing(small, monkeypatch):
+    """Arnoldi may have missed the largest: a large one still refutes Eq. 4, small ones do not prove it."""
+    for found, stable in ((np.array([0.5, 0.2]), None), (np.array([2.0, 0.5]), False)):
+
+        def gives_up(*args, found=found, **options):
+            raise ArpackNoConvergence("no convergence", found.astype(complex), None)
+
+        monkeypatch.setattr("scipy.sparse.linalg.eigs", gives_up)
+        block = euler_condition(small)[0]
+        assert not block.converged
+        assert block.stable is stable
+        assert block.radius == pytest.approx(found[0])
 
 
 def test_a_contracting_branch_is_stable_and_a_smaller_step_moves_towards_one():
