@@ -76,10 +76,12 @@ class Training:
         group: Group | None = None,
         signals: Signals | None = None,
         observe: Callable[[], Observation] = Observation,
+        memory: list[torch.Tensor] | None = None,
     ):
         self.model, self.optimiser, self.schedule = model, optimiser, schedule
         self.train, self.test, self.plan, self.runtime = train, test, plan, runtime
         self.journal, self.observe = journal, observe
+        self.memory = [] if memory is None else memory  # what an observation needs of the one before
         self.group = group or Group(device=runtime.device)
         self.signals = signals or Signals()
         self.step = 0
@@ -107,6 +109,7 @@ class Training:
             "epoch": self.whole_epoch.values,
             "best": self.best,
             "world": self.group.world,
+            **({"observed": list(self.memory)} if self.memory else {}),
         }
 
     def load(self, state: dict[str, Any] | None) -> None:
@@ -123,6 +126,7 @@ class Training:
             position += torch.tensor([state["step"], state["epochs_done"]], device=position.device)
             self.interval, self.whole_epoch = Sums(state["interval"]), Sums(state["epoch"])
             self.best = dict(state["best"])
+            self.memory[:] = state.get("observed", [])
         self.group.broadcast([*self.model.state_dict().values(), *momentum, position])
         self.step, self.epochs_done = position.tolist()
 

@@ -164,15 +164,18 @@ def runtime(recipe: Recipe, device: torch.device, say: Callable[[str], None]) ->
     return built
 
 
-def observe(recipe: Recipe, model: nn.Module, input_shape: tuple[int, int, int]) -> Callable[[], Observation]:
+def observe(
+    recipe: Recipe, model: nn.Module, input_shape: tuple[int, int, int], memory: list[torch.Tensor] | None = None
+) -> Callable[[], Observation]:
     """A look at step sizes and, where asked for, at the stability bound, for the end of every epoch.
 
     A network whose bound is not known is refused here, and not by the first process alone after an epoch of training.
+    ``memory`` is filled with what a look needs of the look before.
     """
     look = Observation if recipe.controller.kind == "none" else _look_at_steps(model)
     if not recipe.run.monitor:
         return look
-    monitor = Monitor(input_shape)
+    monitor = Monitor(input_shape, memory=memory)
     try:
         monitor.prepare(model)
     except StabilityError as error:

@@ -88,7 +88,8 @@ class Session:
         batches = build.train_loader(recipe, images, *parts)
         schedule = build.schedule(recipe, batches.steps)
         model = self.runtime.place(build.network(recipe, images, recipe.runtime.sync_bn and self.group.active))
-        observe = build.observe(recipe, model, batches.input_shape)
+        memory: list[torch.Tensor] = []
+        observe = build.observe(recipe, model, batches.input_shape, memory)
         state: dict[str, Any] | None = None
 
         def open_folder() -> None:
@@ -108,6 +109,7 @@ class Session:
             group=self.group,
             signals=self.request.signals,
             observe=observe,
+            memory=memory,
         )
         self._training.load(state)
         return self._training

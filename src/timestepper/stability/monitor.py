@@ -7,14 +7,14 @@ where the last look stopped: weights move little in an epoch, so a few rounds fo
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from timestepper import api
 from timestepper.adapters import Site
 from timestepper.stability.bound import block_ways, by_stage, layers_on, log_factor, split
 from timestepper.stability.chain import is_attached, open_chain
 from timestepper.stability.lipschitz import Ways
-from timestepper.stability.norms import WarmStart, warm_estimates
+from timestepper.stability.norms import warm_estimates
 from timestepper.stability.operators import Parameters, parameters_of
 from timestepper.stability.precision import full_precision
 
@@ -31,13 +31,21 @@ class Monitor:
 
     ``input_shape`` is (channels, height, width). The first look does ``first`` rounds of power iteration, each later
     one ``rounds``. Norms approach their values from below, so the figure is an estimate and no certificate.
+    ``memory`` is all that it keeps between looks: where it is restored, the next look is the one that would have been.
     """
 
-    def __init__(self, input_shape: tuple[int, int, int], *, rounds: int = 5, first: int = 50):
+    def __init__(
+        self,
+        input_shape: tuple[int, int, int],
+        *,
+        rounds: int = 5,
+        first: int = 50,
+        memory: list[Tensor] | None = None,
+    ):
         self.input_shape = input_shape
         self.rounds = rounds
         self.first = first
-        self._warm = WarmStart()
+        self.memory = [] if memory is None else memory
         self._blocks: list[_Block] = []
 
     def prepare(self, net: nn.Module) -> None:
@@ -52,7 +60,7 @@ class Monitor:
         if not self._blocks:
             self.prepare(net)
         layers = layers_on([block.ways for block in self._blocks])
-        norms = warm_estimates(layers, _newest(net, attached), self._warm, self.rounds, self.first)
+        norms = warm_estimates(layers, _newest(net, attached), self.memory, self.rounds, self.first)
         parts = [(block.stage, log_factor(*split(block.site, block.ways, norms.__getitem__))) for block in self._blocks]
         scalars = {"log_bound": sum(part for _, part in parts)}
         scalars |= {f"log_bound/{stage}": part for stage, part in by_stage(parts).items()}

@@ -1,7 +1,7 @@
 """Norms of many layers at once: layers of one shape go through power iteration together."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,13 +19,6 @@ class Norm:
     reshaped: float
 
 
-@dataclass
-class WarmStart:
-    """The vectors at which power iteration stopped, so that the next call, on weights a little older, starts there."""
-
-    vectors: dict[tuple[Operator, ...], Tensor] = field(default_factory=dict)
-
-
 def layer_norms(layers: Iterable[Operator], parameters: Parameters, tolerance: float = 1e-4) -> dict[Operator, Norm]:
     """All three figures of every layer."""
     found: dict[Operator, Norm] = {}
@@ -40,20 +33,24 @@ def layer_norms(layers: Iterable[Operator], parameters: Parameters, tolerance: f
 
 
 def warm_estimates(
-    layers: Iterable[Operator], parameters: Parameters, warm: WarmStart, iterations: int, first: int
+    layers: Iterable[Operator], parameters: Parameters, warm: list[Tensor], iterations: int, first: int
 ) -> dict[Operator, float]:
     """Power iteration alone, a few rounds from where it last stopped; the first call does ``first`` rounds.
 
-    The device is waited for once, at the end.
+    ``warm`` holds the vectors of each stack of layers at which it stopped; empty, it is filled. The device is waited
+    for once, at the end.
     """
+    stacks = _stacks(layers, parameters)
+    starts: list[Tensor | None] = [*warm] if len(warm) == len(stacks) else [None] * len(stacks)
+    warm.clear()
     names: list[Operator] = []
     norms: list[Tensor] = []
-    for group, weights in _stacks(layers, parameters):
-        start = warm.vectors.get(group)
+    for (group, weights), start in zip(stacks, starts, strict=True):
         rounds = first if start is None else iterations
-        found, warm.vectors[group] = spectral.operator_norms(
-            weights, group[0].geometry, start, iterations=rounds, tolerance=None
+        found, stopped = spectral.operator_norms(
+            weights, group[0].geometry, None if start is None else start.to(weights), iterations=rounds, tolerance=None
         )
+        warm.append(stopped)
         names += group
         norms.append(found)
     return dict(zip(names, torch.cat(norms).tolist(), strict=True))

@@ -12,7 +12,7 @@ from timestepper.errors import RecipeError
 from timestepper.experiment import build
 from timestepper.experiment.finish import epochs_of
 from timestepper.experiment.load import load
-from timestepper.experiment.run import Request, train
+from timestepper.experiment.run import Request, Session, train
 from timestepper.models import CifarResNet
 from timestepper.stability import Monitor, open_chain, proposition_1
 
@@ -105,3 +105,26 @@ def test_every_epoch_of_a_run_is_looked_at(tmp_path):
     for epoch in epochs:
         parts = [epoch["scalars"][f"log_bound/{stage}"] for stage in ("layer1", "layer2", "layer3")]
         assert sum(parts) == pytest.approx(epoch["scalars"]["log_bound"])
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_run_that_goes_on_logs_what_it_would_have_logged(tmp_path):
+    """The warm start is part of the checkpoint: metrics.jsonl has the same bytes."""
+    changes = ["run.monitor=true", "run.epochs=3", "run.checkpoint_epochs=1", "runtime.device=cpu"]
+    recipe = load("smoke/digits-lstm", changes)
+    run(recipe, tmp_path / "whole")
+    with contextlib.closing(RunDirectory(tmp_path / "parts")) as folder:
+        session = Session(Request(recipe, "smoke", folder, Signals()))
+        with contextlib.suppress(Stop), session.told():
+            session.join()
+            for _ in session.training().steps():
+                if session.step == 30:  # in the second epoch: it goes on from the end of the first
+                    raise Stop
+    assert len(epochs_of(tmp_path / "parts")) == 1
+    run(recipe, tmp_path / "parts")
+    whole, parts = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "parts"))
+    assert b"log_bound" in whole
+    assert parts == whole
