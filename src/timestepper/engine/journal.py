@@ -76,12 +76,36 @@ class FolderJournal(Journal):
         self._saved = path.name
         return state
 
+    def recount(self, state: dict[str, Any], earlier_step: int) -> dict[str, Any]:
+        """Save a state again under its new number, where another batch size counts the same epochs in other steps.
+
+        The highest number is the newest checkpoint, so those above the new number have to go. The new one is written
+        first and the logs are cut last: a kill in between leaves something that can be recounted again.
+        """
+        times = [line for line in read_lines(self.folder.path / TIMING) if line["step"] <= earlier_step]
+        self._write_times([{**line, "step": min(line["step"], state["step"])} for line in times])
+        state = {**state, "recipe": self.recipe, "metrics_bytes": self._bytes_of_whole_epochs(state)}
+        saved = self._checkpoints.save(state["step"], state, self.identity)
+        for path in self._checkpoints.paths():
+            if path > saved:
+                path.unlink()
+        self._saved = saved.name
+        return state
+
+    def _bytes_of_whole_epochs(self, state: dict[str, Any]) -> int:
+        """Size of the metrics up to the last finished epoch: the unfinished one begins again."""
+        size = 0
+        for line in (self.folder.path / METRICS).read_bytes()[: state["metrics_bytes"]].splitlines(keepends=True):
+            if json.loads(line)["epoch"] > state["epochs_done"]:
+                break
+            size += len(line)
+        return size
+
     def open(self, state: dict[str, Any] | None) -> None:
         """Cut the logs back to the state and go on writing."""
         path, step = self.folder.path, state["step"] if state else 0
         self._metrics = JsonLines(path / METRICS, state["metrics_bytes"] if state else 0)
-        times = [line for line in read_lines(path / TIMING) if line["step"] <= step]
-        write_atomic(path / TIMING, "".join(json.dumps(line) + "\n" for line in times).encode())
+        self._write_times([line for line in read_lines(path / TIMING) if line["step"] <= step])
         self._times = JsonLines(path / TIMING, _size(path / TIMING))
         if self._wants_tensorboard:
             self._tensorboard = TensorBoard(path / TENSORBOARD, read_lines(path / METRICS), self.epochs)
@@ -128,6 +152,9 @@ class FolderJournal(Journal):
 
     def last_saved(self) -> str:
         return f"the last checkpoint is {self._saved}" if self._saved else super().last_saved()
+
+    def _write_times(self, lines: list[dict[str, Any]]) -> None:
+        write_atomic(self.folder.path / TIMING, "".join(json.dumps(line) + "\n" for line in lines).encode())
 
     def _note_time(self, step: int) -> None:
         """Seconds and images since the last note of this process; the sum over the file is the run's time."""

@@ -128,6 +128,7 @@ class Session:
         )
         state = journal.find()
         if state is not None:
+            earlier_step = state["step"]
             state = reconcile(
                 state,
                 self.recipe,
@@ -137,6 +138,8 @@ class Session:
                 where=str(self.request.folder.path),
                 say=self.display.say,
             )
+            if state["step"] != earlier_step:
+                state = journal.recount(state, earlier_step)
             self.display.say(f"going on at step {state['step']} of {schedule.steps} in {self.request.folder.path}")
         journal.open(state)
         self._journal = journal

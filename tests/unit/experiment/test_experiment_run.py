@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from timestepper.adapters import create_model
 from timestepper.cli import app
 from timestepper.engine.checkpoint import read
+from timestepper.engine.loop import Interrupted, Training
 from timestepper.errors import CheckpointError, RecipeError, RecordError, RunDirectoryError
 from timestepper.experiment import record
 from timestepper.experiment.load import load
@@ -137,6 +138,33 @@ def test_a_finished_run_can_be_made_longer_when_asked_for(run):
     output = call("train", "smoke/digits-lstm", *TINY, "run.epochs=3", "--run-dir", run, "--override")
     assert "going on at step 10 of 15" in output
     assert len(json.loads((run / "record.json").read_text())["epochs"]) == 3
+
+
+def test_a_larger_batch_counts_fewer_steps_and_its_checkpoint_is_still_the_newest(run):
+    before = [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]
+    longer = ("run.epochs=3", "data.batch_size=512")
+    output = call("train", "smoke/digits-lstm", *TINY, *longer, "--run-dir", run, "--override")
+    assert "beginning of epoch 3, now step 4" in output
+    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["step-00000004.pt", "step-00000006.pt"]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines if line["kind"] == "epoch"] == [1, 2, 3]
+    assert json.loads((run / "record.json").read_text())["final"]["test"]["error"] == lines[-1]["test"]["error"]
+    after = [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]
+    assert [line["seconds"] for line in after[: len(before)]] == [line["seconds"] for line in before]
+
+
+def test_another_batch_size_drops_the_lines_of_the_epoch_that_begins_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(Training, "_end_epoch", stop_at_once)
+    often = ("run.checkpoint_steps=2", "run.log_steps=1")
+    call("train", "smoke/digits", *TINY, *often, "--run-dir", tmp_path / "run", code=143)
+    monkeypatch.undo()
+    call("train", "smoke/digits", *TINY, *often, "data.batch_size=512", "--run-dir", tmp_path / "run", "--override")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "step"] == [1, 2, 3, 4]
+
+
+def stop_at_once(training):
+    raise Interrupted(15, training.step)
 
 
 def test_evaluate(run):
