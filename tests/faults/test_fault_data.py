@@ -65,7 +65,10 @@ def test_t23_a_wrong_layout_is_refused_before_training(spoil, tmp_path, image_fo
 
 def test_t23_too_few_images_for_a_batch(tmp_path, image_folder, cli):
     recipe = [*runs.folder_recipe(image_folder), "data.batch_size=1000"]
-    assert "200 samples do not fill one batch of 1000" in cli(*runs.train(tmp_path / "run", recipe=recipe)).refused()
+    assert (
+        "data.batch_size cannot be 1000 (allowed: at most 200"
+        in cli(*runs.train(tmp_path / "run", recipe=recipe)).refused()
+    )
 
 
 def test_t23_labels_beyond_the_classes():

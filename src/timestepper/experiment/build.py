@@ -1,5 +1,6 @@
 """A recipe made real: data, network, optimiser, schedule. The one place where method and engine meet."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from timestepper.engine.distributed import Group
 from timestepper.engine.loop import Observation, Plan
 from timestepper.engine.runtime import Runtime
 from timestepper.engine.schedule import Schedule
-from timestepper.errors import RecipeError, StabilityError
+from timestepper.errors import RecipeError, StabilityError, UnknownNameError
 from timestepper.experiment.schema import Recipe
 from timestepper.stability import Monitor
 
@@ -30,12 +31,23 @@ def dataset(recipe: Recipe) -> data.Dataset:
 def train_loader(recipe: Recipe, images: Any, runtime: Runtime, group: Group) -> data.Loader:
     """Shuffled, augmented batches."""
     wanted = recipe.data
+    if wanted.batch_size > len(images):
+        raise RecipeError(
+            f"data.batch_size cannot be {wanted.batch_size} (allowed: at most {len(images)}, the training images of "
+            f"{wanted.name})"
+        )
+    if wanted.batch_size % group.world:
+        raise RecipeError(
+            f"data.batch_size {wanted.batch_size} cannot be shared equally by {group.world} processes; choose a "
+            f"multiple of {group.world} or another number of processes"
+        )
     return _loader(recipe, images, runtime, group, batch_size=wanted.batch_size, augment=wanted.augment, training=True)
 
 
 def test_loader(recipe: Recipe, images: Any, runtime: Runtime, group: Group) -> data.Loader:
-    """Every image once, in order, in batches of one size."""
-    return _loader(recipe, images, runtime, group, batch_size=recipe.data.test_batch_size, training=False)
+    """Every image once, in order, in batches of one size that all processes can share."""
+    each = math.ceil(recipe.data.test_batch_size / group.world)
+    return _loader(recipe, images, runtime, group, batch_size=each * group.world, training=False)
 
 
 def _loader(recipe: Recipe, images: Any, runtime: Runtime, group: Group, **options: Any) -> data.Loader:
@@ -54,12 +66,15 @@ def _loader(recipe: Recipe, images: Any, runtime: Runtime, group: Group, **optio
 def network(recipe: Recipe, images: Any, sync_bn: bool = False) -> nn.Module:
     """The network with its controllers, freshly initialised from the recipe's seed, on the CPU."""
     torch.manual_seed(recipe.run.seed)
-    model = create_model(
-        recipe.model.name,
-        num_classes=images.classes,
-        in_chans=images.input_shape[0],
-        original_stride=recipe.model.original_stride,
-    )
+    try:
+        model = create_model(
+            recipe.model.name,
+            num_classes=images.classes,
+            in_chans=images.input_shape[0],
+            original_stride=recipe.model.original_stride,
+        )
+    except UnknownNameError as error:
+        raise RecipeError(f"model.name cannot be {recipe.model.name!r}: {error}") from error
     if recipe.model.last_norm_init is not None:
         _fill_last_norms(model, recipe.model.last_norm_init)
     if sync_bn:

@@ -142,3 +142,41 @@ def test_loaders_have_the_shapes_of_the_recipe():
     assert labels.shape == (32,)
     test = build.test_loader(recipe, data.test, *parts)
     assert sum((labels >= 0).sum().item() for _, labels in test.epoch(0)) == test.samples == 360
+
+
+@pytest.mark.parametrize("world", [1, 3, 8])
+def test_any_number_of_processes_shares_the_test_images(world):
+    recipe = load("smoke/digits")
+    images = build.dataset(recipe).test
+    counts = set()
+    seen = 0
+    for rank in range(world):
+        loader = build.test_loader(recipe, images, Runtime(torch.device("cpu")), build.Group(rank, world))
+        batches = list(loader.epoch(0))
+        counts.add(len(batches))
+        seen += sum((labels >= 0).sum().item() for _, labels in batches)
+    assert seen == 360
+    assert len(counts) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "world", "message"),
+    [
+        ("data.batch_size=5000", 1, r"data\.batch_size cannot be 5000 \(allowed: at most 1437"),
+        (
+            "data.batch_size=64",
+            3,
+            r"data\.batch_size 64 cannot be shared equally by 3 processes; choose a multiple of 3",
+        ),
+    ],
+)
+def test_an_impossible_batch_names_its_key(change, world, message):
+    recipe = small(change)
+    with pytest.raises(RecipeError, match=message):
+        build.train_loader(recipe, build.dataset(recipe).train, Runtime(torch.device("cpu")), build.Group(world=world))
+
+
+@pytest.mark.parametrize("name", ["cifar/resnet9", "timm/nope", "resnet50"])
+def test_an_unknown_network_names_its_key(name):
+    with pytest.raises(RecipeError, match=rf"model\.name cannot be '{name}': "):
+        build.network(small(f"model.name={name}"), DIGITS)
