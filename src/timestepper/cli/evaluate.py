@@ -17,8 +17,9 @@ def evaluate(
     from timestepper.engine.runtime import choose_device
     from timestepper.experiment import build, finish
 
+    place = choose_device(device)
     trained = finish.restore(run)
-    figures = finish.evaluate(trained, build.runtime(trained.recipe, choose_device(device), print))
+    figures = finish.evaluate(trained, build.runtime(trained.recipe, place, finish.note))
     if json:
         print(json_format.dumps({"checkpoint": str(trained.path), **figures}, indent=2))
         return

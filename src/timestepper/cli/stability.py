@@ -140,7 +140,7 @@ def load_run(path: Path) -> Subject:
     """The network and the test images of a run directory, with the weights of its newest sound checkpoint."""
     from timestepper.experiment.finish import restore
 
-    trained = restore(path, say=lambda line: typer.echo(line, err=True))
+    trained = restore(path)
     return Subject(trained.model, trained.data.test)
 
 

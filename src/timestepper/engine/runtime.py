@@ -3,13 +3,13 @@
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from timestepper.engine.graph import Graphed
-from timestepper.errors import RecipeError
+from timestepper.errors import RecipeError, UnknownNameError
 
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("float32", "tf32", "bf16")
@@ -27,6 +27,13 @@ class Runtime:
     channels_last: bool = False
     deterministic: bool = False
     say: Callable[[str], None] = print
+    _told: set[str] = field(default_factory=set, repr=False, compare=False)
+
+    def tell(self, line: str) -> None:
+        """Say a line once: update and evaluation fall back for the same reason."""
+        if line not in self._told:
+            self._told.add(line)
+            self.say(line)
 
     def configure(self) -> None:
         """Set what torch keeps per process: TF32, benchmarking and determinism."""
@@ -74,7 +81,7 @@ class Runtime:
         try:
             return model(images)
         except TorchDynamoException as error:
-            self.say(f"not compiled: {type(error).__name__}: {_first_line(error)}; going on without torch.compile")
+            self.tell(f"not compiled: {type(error).__name__}: {_first_line(error)}; going on without torch.compile")
             inner._compiled_call_impl = None
             return model(images)
 
@@ -84,13 +91,15 @@ class Runtime:
             return function
         reason = "there is no CUDA device" if self.device.type != "cuda" else "several processes" if distributed else ""
         if reason:
-            self.say(f"no CUDA graph: {reason}; running step by step")
+            self.tell(f"no CUDA graph: {reason}; running step by step")
             return function
-        return Graphed(function, self.say)
+        return Graphed(function, self.tell)
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
     """``auto`` takes this process's GPU where there is one."""
+    if name not in DEVICES:
+        raise UnknownNameError(f"no device is called {name!r}; there are {', '.join(DEVICES)}")
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():

@@ -148,6 +148,12 @@ def schedule(recipe: Recipe, steps_per_epoch: int) -> Schedule:
     )
 
 
+def check_sync_bn(recipe: Recipe, device: torch.device) -> None:
+    """Training alone needs the statistics of all processes: what GPUs have trained is evaluated anywhere."""
+    if recipe.runtime.sync_bn and device.type != "cuda":
+        raise RecipeError("runtime.sync_bn needs GPUs, and this run is on the CPU; set runtime.sync_bn=false")
+
+
 def plan(recipe: Recipe) -> Plan:
     """When to log, evaluate and save."""
     run = recipe.run
@@ -173,8 +179,6 @@ def runtime(recipe: Recipe, device: torch.device, say: Callable[[str], None]) ->
         deterministic=wanted.deterministic,
         say=say,
     )
-    if wanted.sync_bn and device.type != "cuda":
-        raise RecipeError("runtime.sync_bn needs GPUs, and this run is on the CPU; set runtime.sync_bn=false")
     built.configure()
     return built
 

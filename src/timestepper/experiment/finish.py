@@ -1,5 +1,6 @@
 """The end of a run: final errors, the folded network beside the attached one, exported weights, summary."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,12 @@ class Trained:
     path: Path
 
 
-def restore(run: Path, recipe: Recipe | None = None, data: Any = None, say: Callable[[str], None] = print) -> Trained:
+def note(line: str) -> None:
+    """A remark beside a command's output, which may be JSON: on stderr."""
+    print(line, file=sys.stderr)
+
+
+def restore(run: Path, recipe: Recipe | None = None, data: Any = None, say: Callable[[str], None] = note) -> Trained:
     """The network of a run directory, on the CPU."""
     if recipe is None:
         recipe = recipe_of(run)

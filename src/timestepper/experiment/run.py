@@ -74,6 +74,7 @@ class Session:
 
     def join(self) -> None:
         """Meet the other processes; open the data."""
+        build.check_sync_bn(self.recipe, self.device)
         if (advice := distributed.advice()) is not None:
             self.display.say(advice)
         self.group = distributed.start(self.device, self.request.dist_timeout)

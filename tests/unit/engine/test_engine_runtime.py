@@ -3,7 +3,7 @@ import torch
 from tiny_training import network, training
 
 from timestepper.engine.runtime import Runtime, choose_device
-from timestepper.errors import RecipeError
+from timestepper.errors import RecipeError, UnknownNameError
 from timestepper.models import CifarResNet
 
 CPU = torch.device("cpu")
@@ -13,7 +13,8 @@ without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA devi
 def test_cuda_graph_on_a_cpu_is_told_of_once():
     told = []
     runtime = Runtime(CPU, cuda_graph=True, say=told.append)
-    assert runtime.graphed(abs) is abs
+    assert runtime.graphed(abs) is abs  # the update
+    assert runtime.graphed(max) is max  # the evaluation
     assert told == ["no CUDA graph: there is no CUDA device; running step by step"]
     assert Runtime(CPU).graphed(abs) is abs
 
@@ -29,6 +30,8 @@ def test_devices():
     assert choose_device("auto") == choose_device("cpu") == CPU
     with pytest.raises(RecipeError, match=r"runtime\.device is cuda"):
         choose_device("cuda")
+    with pytest.raises(UnknownNameError, match="no device is called 'gpu'; there are auto, cpu, cuda"):
+        choose_device("gpu")
 
 
 def test_bf16_computes_in_bf16_and_trains_in_float32():

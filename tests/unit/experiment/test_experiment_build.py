@@ -130,7 +130,7 @@ def test_the_monitor_adds_the_bound_to_what_is_seen(kind):
 
 def test_sync_bn_needs_gpus():
     with pytest.raises(RecipeError, match=r"runtime\.sync_bn needs GPUs"):
-        build.runtime(small("runtime.sync_bn=true"), torch.device("cpu"), print)
+        build.check_sync_bn(small("runtime.sync_bn=true"), torch.device("cpu"))
 
 
 def test_loaders_have_the_shapes_of_the_recipe():

@@ -176,6 +176,18 @@ def test_evaluate(run):
     assert found["folded"]["error"] == final["folded"]["error"]
 
 
+def test_evaluate_keeps_its_remarks_out_of_the_json_and_needs_no_gpu_of_a_run_that_had_some(run):
+    recipe = run / "recipe.toml"
+    wishes = {"cuda_graph = false": "cuda_graph = true", "sync_bn = false": "sync_bn = true"}
+    text = recipe.read_text()
+    for before, after in wishes.items():
+        text = text.replace(before, after)
+    recipe.write_text(text)
+    result = CliRunner().invoke(app, ["evaluate", str(run), "--json", "--device", "cpu"])
+    assert json.loads(result.stdout)["test"]["samples"] == 360
+    assert result.stderr == "no CUDA graph: there is no CUDA device; running step by step\n"
+
+
 def test_fold_gives_the_plain_class_its_weights(run, tmp_path):
     call("fold", run, "-o", tmp_path / "plain.safetensors")
     plain = create_model("cifar/resnet8", num_classes=10, in_chans=1)
