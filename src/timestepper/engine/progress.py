@@ -2,10 +2,11 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 
 class Display:
@@ -13,9 +14,8 @@ class Display:
 
     def __init__(self, quiet: bool = False):
         self._quiet = quiet
-        self._console = Console(file=sys.stdout, soft_wrap=True, highlight=False)
-        self._live: Progress | None = None
-        self._task: TaskID | None = None
+        self._console = Console(file=sys.stdout, highlight=False)
+        self._live: _Live | None = None
         self._extra = ""
         self._speed = _Speed()
 
@@ -24,36 +24,26 @@ class Display:
         self._speed = _Speed()
         if self._quiet or not self._console.is_terminal:
             return
-        self._live = Progress(
-            TextColumn("epoch {task.fields[epoch]}  step {task.completed:.0f}/{task.total:.0f}"),
-            BarColumn(bar_width=20),
-            TextColumn("loss {task.fields[loss]}  accuracy {task.fields[accuracy]}  {task.fields[speed]} images/s"),
-            TextColumn("{task.fields[extra]}"),
-            TimeRemainingColumn(),
-            console=self._console,
-        )
-        self._task = self._live.add_task(
-            "", total=steps, completed=step, epoch="-", loss="-", accuracy="-", speed="-", extra=self._extra
-        )
+        self._live = _Live(self._console)
+        self._live.add_task("", total=steps, completed=step, epoch="-")
+        self._live.figures = self._extra
         self._live.start()
 
     def step(self, step: int, epoch: int, loss: float, accuracy: float, images: float) -> None:
         """One update has come in."""
         self._speed.add(images)
-        if self._live is not None and self._task is not None:
-            self._live.update(
-                self._task,
-                completed=step,
-                epoch=epoch,
-                loss=f"{loss:.3f}",
-                accuracy=f"{accuracy:.1%}",
-                speed=f"{self._speed.value:,.0f}",
-                extra=self._extra,
-            )
+        if self._live is not None:
+            speed = f"{self._speed.value:,.0f} images/s"
+            self._live.figures = f"loss {loss:.3f}  accuracy {accuracy:.1%}  {speed}  {self._extra}"
+            self._live.update(self._live.task_ids[0], completed=step, epoch=epoch)
+
+    def columns(self, columns: Mapping[str, float]) -> None:
+        """Figures to show beside loss and speed until the next ones come."""
+        self._extra = "  ".join(f"{name} {value:.3f}" for name, value in columns.items())
 
     def epoch(self, epoch: int, epochs: int, figures: Mapping[str, float], columns: Mapping[str, float]) -> None:
         """An epoch has ended; ``columns`` stay visible during the next."""
-        self._extra = "  ".join(f"{name} {value:.3f}" for name, value in columns.items())
+        self.columns(columns)
         text = "  ".join(
             f"{name} {value:.2%}" if name.endswith("error") else f"{name} {value:.4f}"
             for name, value in figures.items()
@@ -64,7 +54,7 @@ class Display:
     def say(self, line: str) -> None:
         """One line, above the live one where there is one."""
         if not self._quiet:
-            self._console.print(line, markup=False)
+            self._console.print(line, markup=False, soft_wrap=True)
 
     def warn(self, line: str) -> None:
         """One line that must not be missed, on stderr."""
@@ -76,6 +66,24 @@ class Display:
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+
+class _Live(Progress):
+    """A line with bar and time left, below it the figures: these wrap where a narrow terminal would cut them off."""
+
+    figures = ""
+
+    def __init__(self, console: Console):
+        super().__init__(
+            TextColumn("epoch {task.fields[epoch]}  step {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(bar_width=20),
+            TimeRemainingColumn(),
+            console=console,
+        )
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        yield Text(self.figures)
 
 
 class _Speed:

@@ -208,6 +208,11 @@ def observe(
     return look_at_both
 
 
+def step_columns(recipe: Recipe, model: nn.Module) -> dict[str, float]:
+    """Mean step size of every stage, to show before the first epoch has ended; nothing for a plain network."""
+    return {} if recipe.controller.kind == "none" else _look_at_steps(model)().columns
+
+
 def _look_at_steps(model: nn.Module) -> Callable[[], Observation]:
     def look() -> Observation:
         sizes = {stage: dt.mean(1).tolist() for stage, dt in step_sizes(model).items()}

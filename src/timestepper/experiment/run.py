@@ -113,6 +113,8 @@ class Session:
             memory=memory,
         )
         self._training.load(state)
+        if self.request.folder is not None:
+            self.display.columns(build.step_columns(recipe, model))
         return self._training
 
     def _open_folder(self, schedule: Schedule, samples: int) -> dict[str, Any] | None:
