@@ -14,8 +14,14 @@ def fold(
 ) -> None:
     """Fold the newest sound checkpoint of RUN into a plain network's weights."""
     from timestepper import saving
+    from timestepper.errors import RunDirectoryError
     from timestepper.experiment import finish
 
-    trained = finish.restore(run)
+    trained = finish.restore(run, needs_data=False)
+    if trained.recipe.controller.kind == "none":
+        raise RunDirectoryError(
+            f"{run} trained a plain network, which has nothing to fold; when it is finished, its weights are in "
+            f"{run / finish.WEIGHTS}"
+        )
     saving.save_folded(trained.model, output)
     print(f"{output}: plain {trained.recipe.model.name} of {trained.path}")

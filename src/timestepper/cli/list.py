@@ -14,7 +14,8 @@ def list(folder: Annotated[Path, typer.Argument(help="folder that holds run dire
     from timestepper.engine.rundir import STATUS, read_status
     from timestepper.errors import RunDirectoryError
 
-    table = Table(Column("run", overflow="fold"), "state", "step", "test error", "last sign of life")
+    others = (Column(name, no_wrap=True) for name in ("state", "step", "test error", "last sign of life"))
+    table = Table(Column("run", overflow="fold"), *others)  # a narrow terminal folds the names and cuts nothing off
     for path in sorted(folder.rglob(STATUS)):
         status = read_status(path.parent) or {"state": "unreadable"}
         error = f"{status['test_error']:.2%}" if "test_error" in status else ""

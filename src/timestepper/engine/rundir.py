@@ -78,7 +78,13 @@ def read_status(path: Path) -> dict[str, Any] | None:
         status = json.loads((path / STATUS).read_text())
     except (OSError, ValueError):
         return None
-    if status.get("state") == "running" and status.get("host") == socket.gethostname() and not _alive(status["pid"]):
+    if not isinstance(status, dict) or "state" not in status:
+        return None
+    if (
+        status.get("state") == "running"
+        and status.get("host") == socket.gethostname()
+        and not _alive(status.get("pid", 0))
+    ):
         status["state"] = "killed"
     return status
 

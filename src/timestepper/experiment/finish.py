@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -41,19 +42,35 @@ def note(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def restore(run: Path, recipe: Recipe | None = None, data: Any = None, say: Callable[[str], None] = note) -> Trained:
-    """The network of a run directory, on the CPU."""
+def restore(
+    run: Path,
+    recipe: Recipe | None = None,
+    data: Any = None,
+    say: Callable[[str], None] = note,
+    needs_data: bool = True,
+) -> Trained:
+    """The network of a run directory, on the CPU. Without ``needs_data`` the images may be on another machine."""
     if recipe is None:
         recipe = recipe_of(run)
-    data = data or build.dataset(recipe)
+    if data is None and needs_data:
+        data = build.dataset(recipe)
     found = Checkpoints(run / CHECKPOINTS).latest(say)
     if found is None:
         raise CheckpointError(f"{run} has no checkpoint; train it first")
     path, state = found
-    check(path, state, build.identity(recipe, data.train))
-    model = build.network(recipe, data.train)
+    images = _shape(path, state) if data is None else data.train
+    check(path, state, build.identity(recipe, images))
+    model = build.network(recipe, images)
     model.load_state_dict(state["model"])
     return Trained(recipe, model, state, data, path)
+
+
+def _shape(path: Path, state: dict[str, Any]) -> SimpleNamespace:
+    """What a network must know of its images, from the checkpoint."""
+    identity = state["identity"]
+    if not {"classes", "channels"} <= identity.keys():
+        raise CheckpointError(f"{path} does not say how many classes and channels its images have")
+    return SimpleNamespace(classes=identity["classes"], input_shape=(identity["channels"],))
 
 
 def recipe_of(run: Path) -> Recipe:

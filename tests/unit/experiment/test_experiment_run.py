@@ -200,6 +200,29 @@ def test_fold_gives_the_plain_class_its_weights(run, tmp_path):
         call("verify", tmp_path / "plain.safetensors")
 
 
+def test_fold_needs_no_images(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("timestepper.experiment.build.dataset", lambda recipe: pytest.fail("opened the data set"))
+    call("fold", run, "-o", tmp_path / "plain.safetensors")
+    assert (tmp_path / "plain.safetensors.sha256").exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{}", '"running"'])
+def test_list_names_a_run_whose_status_is_no_status(tmp_path, text):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "status.json").write_text(text)
+    assert "unreadable" in call("list", tmp_path)
+
+
+def test_list_cuts_nothing_off(finished, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = finished[0].parent
+    (folder / "a-name-that-is-long-enough-to-need-more-than-one-line-of-the-table").mkdir()
+    shutil.copy(finished[0] / "status.json", next(folder.glob("a-name*")))
+    output = call("list", folder)
+    assert "…" not in output
+    assert json.loads((finished[0] / "status.json").read_text())["time"] in output
+
+
 def test_list(finished):
     run, _ = finished
     output = call("list", run.parent)
@@ -227,7 +250,7 @@ def test_a_plain_network_has_no_folded_twin(tmp_path):
     output = call("train", "smoke/digits", *TINY, "run.epochs=1", "--run-dir", tmp_path / "plain")
     assert "folded" not in output
     assert json.loads((tmp_path / "plain/record.json").read_text())["step_sizes"] == {}
-    with pytest.raises(Exception, match="has no controllers"):
+    with pytest.raises(RunDirectoryError, match=r"plain network.* its weights are in .*plain/weights\.safetensors"):
         call("fold", tmp_path / "plain", "-o", tmp_path / "x.safetensors")
 
 
