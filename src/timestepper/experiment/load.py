@@ -20,7 +20,12 @@ FOLDERS = (_PACKAGE.parents[1] / "recipes", _PACKAGE / "recipes")
 def load(reference: str, overrides: Iterable[str] = ()) -> Recipe:
     """The recipe of a file, or a shipped one by a name such as ``smoke/digits``, with overrides applied."""
     path = find(reference)
-    return loads(_read(path), str(path), overrides)
+    text = _read(path)
+    if lists_runs(text):
+        raise RecipeError(
+            f"{path} is a set of runs and no recipe; timestepper sweep or reproduce {path.stem} trains all of it"
+        )
+    return loads(text, str(path), overrides)
 
 
 def loads(text: str, source: str, overrides: Iterable[str] = ()) -> Recipe:
@@ -68,7 +73,12 @@ def shipped() -> list[str]:
 
 def is_set(path: Path) -> bool:
     """Whether a file lists runs of recipes (``set = "fig4"``) and is no recipe itself."""
-    return "\nset = " in f"\n{path.read_text()}"
+    return lists_runs(path.read_text())
+
+
+def lists_runs(text: str) -> bool:
+    """Whether it is the text of such a file."""
+    return "\nset = " in f"\n{text}"
 
 
 def dump(recipe: Recipe) -> str:
@@ -185,6 +195,15 @@ def _check_together(recipe: Recipe, source: str) -> None:
     folder = recipe.data.name in ("folder", "imagenet")
     if recipe.data.augment == "resized_crop" and not folder:
         raise RecipeError(f"{source}: data.augment resized_crop is for image folders, not {recipe.data.name}")
+    if recipe.data.augment in ("shift", "crop_flip") and folder:
+        raise RecipeError(
+            f"{source}: data.augment {recipe.data.augment} is for images in memory, not {recipe.data.name} (allowed: "
+            "one of none, resized_crop)"
+        )
+    if folder and recipe.data.resize is not None and recipe.data.resize < recipe.data.size:
+        raise RecipeError(
+            f"{source}: data.resize cannot be {recipe.data.resize} (allowed: at least data.size, {recipe.data.size})"
+        )
 
 
 def _parse_override(override: str) -> tuple[str, Any]:
@@ -194,12 +213,23 @@ def _parse_override(override: str) -> tuple[str, Any]:
         near = [name for name in names if name.endswith(f".{key}")]
         hint = f"; did you mean {near[0]}={text}?" if near else ", for example run.seed=1"
         raise RecipeError(f"override {override!r} is not of the form section.key=value{hint}")
-    if text.lower() == "none" and key != "controller.kind" and key != "data.augment":
-        return key.strip(), None
+    key = key.strip()
+    wanted = _type_of(key)
+    if text.lower() == "none" and wanted is not str:
+        return key, None
     try:
-        return key.strip(), tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return key.strip(), text
+        return key, text
+    is_text = wanted in (str, str | None)
+    return key, text if is_text and not isinstance(value, str) else value  # a folder may be called 2024
+
+
+def _type_of(key: str) -> Any:
+    """The type of a field, None where there is no such field."""
+    section, _, name = key.partition(".")
+    kinds = {field.name: field.type for field in fields(Recipe)}
+    return typing.get_type_hints(kinds[section]).get(name) if section in kinds else None
 
 
 def _suggest(name: str, known: Iterable[str], section: str = "") -> str:
@@ -212,7 +242,7 @@ def _suggest(name: str, known: Iterable[str], section: str = "") -> str:
 
 def _limits(f: Field) -> str:
     words = {"least": "at least", "above": "more than", "most": "at most"}
-    parts = [f"{word} {f.metadata[name]:g}" for name, word in words.items() if f.metadata[name] is not None]
+    parts = [f"{word} {f.metadata[name]}" for name, word in words.items() if f.metadata[name] is not None]
     if f.metadata["choices"]:
         parts.append("one of " + ", ".join(f.metadata["choices"]))
     return f" (allowed: {' and '.join(parts)})" if parts else ""

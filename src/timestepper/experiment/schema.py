@@ -109,7 +109,7 @@ class Runtime:
 class Run:
     """The course of the run."""
 
-    seed: int = setting(0, "Seed of everything random.", least=0)
+    seed: int = setting(0, "Seed of everything random.", least=0, most=2**63 - 1)
     epochs: int = setting(10, "Passes over the training images.", least=1)
     log_steps: int = setting(50, "Updates per line of metrics.jsonl.", least=1)
     evaluate_epochs: int = setting(1, "Epochs between evaluations; the last epoch is always evaluated.", least=1)

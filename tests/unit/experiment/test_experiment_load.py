@@ -65,6 +65,11 @@ def test_overrides():
     assert recipe.optimiser.lr == 1.0
     assert recipe.run.epochs == 8
     assert recipe.runtime.compile is True
+    assert [loads("", "x", [f"data.root={text}"]).data.root for text in ("2024", "true", "none")] == [
+        "2024",
+        "true",
+        None,
+    ]
     cleared = loads("[model]\nlast_norm_init = 0.5", "x.toml", ["model.last_norm_init=none"])
     assert cleared.model.last_norm_init is None
     assert loads("", "x", ["controller.kind=none", "data.augment=none"]).controller.kind == "none"
@@ -94,6 +99,15 @@ def test_overrides():
         ("[controller]\nkind = 'gru'", r"controller\.kind cannot be 'gru' \(allowed: one of none, lstm"),
         ("[controller]\nkind = 'fixed'", r"controller\.kind fixed needs controller\.value"),
         ("[controller]\nkind = 'lstm'\nvalue = 1", r"controller\.value is only for controller\.kind fixed, not lstm"),
+        ("[run]\nseed = 9223372036854775808", r"run\.seed cannot be 9223372036854775808 \(allowed: .*at most 92233720"),
+        (
+            "[data]\nname = 'folder'\naugment = 'crop_flip'",
+            r"x\.toml: data\.augment crop_flip is for images in memory, not folder \(allowed: one of none, resized",
+        ),
+        (
+            "[data]\nname = 'folder'\nresize = 200",
+            r"x\.toml: data\.resize cannot be 200 \(allowed: at least data\.size, 224",
+        ),
         ("[data]\naugment = 'resized_crop'", r"data\.augment resized_crop is for image folders, not digits"),
     ],
 )
@@ -132,6 +146,11 @@ def test_recipes_are_found_by_name_and_by_path(tmp_path, monkeypatch):
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RecipeError, match=r"binary\.toml: cannot be read"):
         load("binary.toml")
+
+
+def test_a_set_of_runs_is_no_recipe():
+    with pytest.raises(RecipeError, match=r"table2\.toml is a set of runs and no recipe; .* reproduce table2 trains"):
+        load("paper/table2")
 
 
 def test_differences_leave_out_what_is_free_to_change():

@@ -243,7 +243,9 @@ def test_a_folder_that_is_no_run(tmp_path):
 
 
 def test_fields_are_listed():
-    assert "run.seed = 0  Seed of everything random. (allowed: at least 0)" in call("train", "--fields")
+    assert "run.seed = 0  Seed of everything random. (allowed: at least 0 and at most 9223372036854775807)" in call(
+        "train", "--fields"
+    )
 
 
 def test_a_plain_network_has_no_folded_twin(tmp_path):
