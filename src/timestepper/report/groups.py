@@ -117,7 +117,7 @@ def subject_of(recipe: Mapping[str, Mapping[str, Any]]) -> str:
     kind, value = controller["kind"], controller.get("value")
     name = "plain" if kind == "none" else kind if value is None else f"{kind}({value:g})"
     options = []
-    if (start := recipe["model"].get("last_norm_init")) is not None:
+    if (start := recipe["model"].get("last_norm_init")) not in (None, 1):  # 1 is what the paper's networks start with
         options.append(f"last norm starts at {start:g}")
     if kind != "none":
         options += [

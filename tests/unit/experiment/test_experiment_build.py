@@ -37,6 +37,14 @@ def test_every_shipped_recipe_is_built(name):
     assert build.identity(recipe, images)["controller"] == recipe.controller.kind
 
 
+@pytest.mark.parametrize("name", [name for name in shipped() if name.startswith("paper/")])
+def test_paper_recipes_begin_with_every_block_at_work(name):
+    recipe = load(name)
+    model = build.network(recipe, images_like(recipe))
+    for path in (path for stage in find_stages(detach(model)) for site in stage.sites for path in site.last):
+        assert model.get_parameter(f"{path}.weight").unique().tolist() == [1.0]
+
+
 def small(*changes):
     return loads("", "test", ["model.name=cifar/resnet8", *changes])
 

@@ -24,6 +24,7 @@ from timestepper.report.groups import (
         (["controller.kind=fixed", "controller.value=0.01"], "fixed(0.01)"),
         (["controller.kind=none", "model.last_norm_init=0.5"], "plain, last norm starts at 0.5"),
         (["controller.kind=none", "model.last_norm_init=0"], "plain, last norm starts at 0"),
+        (["controller.kind=none", "model.last_norm_init=1"], "plain"),
         (["controller.kind=lstm", "controller.weight_decay=0"], "lstm, weight decay 0.0"),
         (["controller.kind=lstm", "controller.descriptor_gradient=false"], "lstm, descriptor gradient false"),
     ],
