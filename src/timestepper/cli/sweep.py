@@ -44,6 +44,7 @@ def sweep(
 
     from timestepper.engine.signals import Signals
     from timestepper.errors import RecipeError
+    from timestepper.experiment import record
     from timestepper.experiment.sweep_plan import expand, parse_seeds, split
 
     if "RANK" in os.environ:
@@ -51,6 +52,8 @@ def sweep(
     references, overrides = split(arguments)
     if not references:
         raise RecipeError(f"no recipe among {' '.join(arguments)}; name at least one, for example smoke/digits")
+    if results is not None:
+        record.make_folder(results)
     everything = expand(references, overrides, parse_seeds(seeds), out, checkpoint_seconds)
     numbers = list(map(int, share.split(","))) if share else _without_record(everything, results)
     if not numbers:

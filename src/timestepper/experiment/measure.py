@@ -1,6 +1,5 @@
 """What is measured on a finished network and kept in its record: noise and stability."""
 
-import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -12,7 +11,6 @@ from torch import nn
 from timestepper.api import Attached, step_sizes
 from timestepper.engine.distributed import Group
 from timestepper.engine.runtime import Runtime, choose_device
-from timestepper.errors import RecordError
 from timestepper.experiment import build, record
 from timestepper.experiment.finish import Trained, restore
 from timestepper.stability import measured_growth, open_chain, proposition_1, robustness
@@ -25,11 +23,7 @@ STABILITY_IMAGES = 32
 
 def complete(run: Path, results: Path, wanted: Iterable[str]) -> dict[str, Any]:
     """Add what is missing to the record of a finished run; its file in the results is replaced as a whole."""
-    path = run / record.RECORD
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path}: not readable ({error}); train the run again") from None
+    content = record.read(run)
     missing = [name for name in wanted if name not in content]
     if missing:
         trained = restore(run)
@@ -38,7 +32,7 @@ def complete(run: Path, results: Path, wanted: Iterable[str]) -> dict[str, Any]:
         content |= {name: _MEASURES[name](trained, runtime) for name in missing}
         content.pop("sha256")
         content["sha256"] = record.digest(content)
-        record.write(content, path)
+        record.write(content, run / record.RECORD)
     record.write(content, results / record.file_name(content))
     return content
 

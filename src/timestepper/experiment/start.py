@@ -9,23 +9,28 @@ from typing import Any
 from timestepper.engine.rundir import RECIPE, RunDirectory, read_status
 from timestepper.engine.signals import Signals
 from timestepper.errors import RunDirectoryError, TimestepperError
+from timestepper.experiment import record
 from timestepper.experiment.load import differences, loads
 from timestepper.experiment.schema import Recipe
 
 
-def start(recipe: Recipe, *, name: str, run_dir: Path | None, **options: Any) -> int:
+def start(recipe: Recipe, *, name: str, run_dir: Path | None, results: Path | None = None, **options: Any) -> int:
     """Train a recipe in its run directory and print the summary; the exit code."""
     path = run_dir or Path("runs") / name
     signals = Signals().wait() if "RANK" in os.environ else Signals().install()
     folder: RunDirectory | None = None
     try:
         _refuse_hopeless_restart(path)
+        if results is not None:
+            record.make_folder(results)
         if is_finished(recipe, path):
+            if results is not None:
+                record.publish(path, results)
             print(f"{path} is finished; nothing to do (timestepper evaluate {path} shows its errors)")
             return 0
         if os.environ.get("RANK", "0") == "0":
             folder = RunDirectory(path)
-        return _run(recipe, name, folder, signals, options)
+        return _run(recipe, name, folder, signals, {"results": results, **options})
     finally:
         if folder is not None:
             folder.close()

@@ -25,7 +25,7 @@ from timestepper.engine.rundir import RunDirectory
 from timestepper.engine.runtime import Runtime, choose_device
 from timestepper.engine.signals import Signals
 from timestepper.errors import TimestepperError
-from timestepper.experiment import build
+from timestepper.experiment import build, record
 from timestepper.experiment.run import Request, Session
 from timestepper.experiment.schema import Recipe
 from timestepper.experiment.start import is_finished
@@ -114,6 +114,8 @@ class Turns:
     def _whole(self) -> Iterator[object]:
         entry, options = self.entry, self._options
         if is_finished(entry.recipe, entry.path):
+            if options.results is not None:
+                record.publish(entry.path, options.results)
             self.outcome, self.message = "already finished", "nothing to do"
             return
         self.outcome = self.display.state = "running"

@@ -121,6 +121,19 @@ def test_the_same_command_again_does_nothing(run):
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
+def test_a_finished_run_still_gives_its_record(run, tmp_path):
+    call("train", "smoke/digits-lstm", *TINY, "--run-dir", run, "--results", tmp_path / "results")
+    (copy,) = (tmp_path / "results").iterdir()
+    assert copy.read_bytes() == (run / "record.json").read_bytes()
+
+
+def test_a_results_folder_that_cannot_be_is_refused_before_the_run(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RunDirectoryError, match=r"cannot write .*file"):
+        call("train", "smoke/digits", *TINY, "--run-dir", tmp_path / "run", "--results", tmp_path / "file")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_changed_recipe_is_refused_and_the_run_stays_finished(run):
     with pytest.raises(RecipeError, match=r"optimiser\.lr 0\.1 -> 0\.2"):
         call("train", "smoke/digits-lstm", *TINY, "optimiser.lr=0.2", "--run-dir", run)

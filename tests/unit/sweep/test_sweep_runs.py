@@ -39,10 +39,11 @@ def test_runs_of_one_sweep_differ(swept):
     assert len({(entry.path / "weights.safetensors").read_bytes() for entry in swept}) == 4
 
 
-def test_a_finished_sweep_is_not_repeated(swept):
+def test_a_finished_sweep_is_not_repeated_but_gives_its_records(swept, tmp_path):
     before = [(entry.path / "record.json").stat().st_mtime_ns for entry in swept]
-    runs = run_sweep(swept)
+    runs = run_sweep(swept, results=tmp_path / "results")
     assert outcomes(runs) == ["already finished"] * 4
+    assert len(list((tmp_path / "results").iterdir())) == 4
     assert exit_code(runs, 0) == 0
     assert [(entry.path / "record.json").stat().st_mtime_ns for entry in swept] == before
 
