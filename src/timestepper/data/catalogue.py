@@ -50,12 +50,17 @@ def folder_root(name: str, root: str | os.PathLike[str] | None) -> Path:
     if root is not None:
         return Path(root)
     if name == "folder":
-        raise DataError("data set 'folder' needs a root: the folder that holds train/<class>/ and val/<class>/")
+        raise DataError(
+            "data set 'folder' needs a root (data.root=FOLDER): the folder that holds train/<class>/ and val/<class>/"
+        )
     places = [place / name for place in search_roots(None)]
     for place in places:
         if place.is_dir():
             return place
-    raise DataError(f"{name} not found as any of {', '.join(map(str, places))}; give its root or set TIMESTEPPER_DATA")
+    raise DataError(
+        f"{name} not found as any of {', '.join(map(str, places))}; give its root (data.root=FOLDER) or set "
+        "TIMESTEPPER_DATA"
+    )
 
 
 def check(

@@ -1,6 +1,8 @@
 """CIFAR-10 and CIFAR-100, in either layout, verified before anything in them is believed."""
 
+import fcntl
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -22,7 +24,9 @@ NORMALISATION = {
 def open_cifar(name: str, roots: Sequence[Path], download: bool = False) -> Dataset:
     """`download` fetches the published archive into the first root if no root holds the data set."""
     if download and not is_complete(name, roots):
-        fetch(PICKLED[name], roots[0])
+        with one_at_a_time(roots[0]):
+            if not is_complete(name, roots):  # another process may have fetched it while this one waited
+                fetch(PICKLED[name], roots[0])
     layout, folder = locate(name, roots)
     return read_cifar(name, layout, folder)
 
@@ -47,8 +51,9 @@ def locate(name: str, roots: Sequence[Path]) -> tuple[Layout, Path]:
     found = [f"{folder} holds {other}" for _, folder in places(other, roots)]
     raise DataError(
         f"{name} not found in {', '.join(map(str, roots))}: expected {PICKLED[name].folder}/ or {PACKED[name].folder}/ "
-        f"there, found {'; '.join(found) if found else 'neither'}; give its root, set TIMESTEPPER_DATA or allow the "
-        f"download (file {PICKLED[name].url}, md5 {PICKLED[name].archive_md5})"
+        f"there, found {'; '.join(found) if found else 'neither'}; give its root (data.root=FOLDER), set "
+        f"TIMESTEPPER_DATA or allow the download (data.download=true; file {PICKLED[name].url}, md5 "
+        f"{PICKLED[name].archive_md5})"
     )
 
 
@@ -66,6 +71,19 @@ def is_complete(name: str, roots: Sequence[Path]) -> bool:
     except DataError:
         return False
     return all((folder / file).is_file() for file in layout.files)
+
+
+@contextmanager
+def one_at_a_time(root: Path) -> Iterator[None]:
+    """Every process of a job opens the data set, and several writing one archive would damage it."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = open(root / ".download.lock", "w")  # noqa: SIM115
+    except OSError as error:
+        raise DataError(f"{root}: cannot download into it ({error.strerror}); give another root") from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def fetch(layout: PickledCifar, root: Path) -> None:

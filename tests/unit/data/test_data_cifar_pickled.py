@@ -5,9 +5,12 @@ import hashlib
 import http.server
 import os
 import pickle
+import shutil
 import tarfile
 import threading
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +20,7 @@ import torch
 from cifar_files import write_python2, write_small_cifar
 from torchvision.datasets import CIFAR10, CIFAR100
 
-from timestepper.data import check, open_dataset
+from timestepper.data import check, cifar, open_dataset
 from timestepper.data.cifar import fetch, read_cifar
 from timestepper.data.cifar_pickled import PICKLED, unpickle
 from timestepper.errors import DataError
@@ -213,3 +216,26 @@ def test_download(tmp_path, server):
     assert not (tmp_path / "there" / layout.folder).exists()
     with pytest.raises(DataError, match=r"absent.tar.gz: download into .* failed .*404.*fetch it another way"):
         fetch(replace(layout, url=f"{server}/absent.tar.gz"), tmp_path / "there")
+
+
+def test_processes_that_start_together_download_once(tmp_path, monkeypatch):
+    layout, _ = write_small_cifar(tmp_path / "original", "cifar100")
+    fetched = []
+
+    def slow_fetch(_layout, root):
+        fetched.append(root)
+        time.sleep(0.3)
+        shutil.copytree(tmp_path / "original" / layout.folder, root / layout.folder)
+
+    monkeypatch.setattr(cifar, "fetch", slow_fetch)
+    monkeypatch.setitem(cifar.PICKLED, "cifar100", layout)
+    with ThreadPoolExecutor(3) as pool:
+        opened = list(pool.map(lambda _: cifar.open_cifar("cifar100", [tmp_path / "here"], download=True), range(3)))
+    assert [len(dataset.train) for dataset in opened] == [20] * 3
+    assert fetched == [tmp_path / "here"]
+
+
+def test_a_root_that_cannot_be_downloaded_into(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"file: cannot download into it \(File exists\); give another root"):
+        cifar.open_cifar("cifar10", [tmp_path / "file"], download=True)
