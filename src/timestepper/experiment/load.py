@@ -1,6 +1,7 @@
 """Recipes: TOML files and ``key=value`` overrides in, a checked :class:`Recipe` out, and back."""
 
 import difflib
+import json
 import math
 import tomllib
 import types
@@ -252,7 +253,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML escapes what JSON does, and this
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return repr(value)

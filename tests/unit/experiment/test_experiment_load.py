@@ -159,6 +159,13 @@ def test_differences_leave_out_what_is_free_to_change():
     assert differences(old, new) == [("data.batch_size", 64, 8), ("run.seed", 0, 1)]
 
 
+@pytest.mark.parametrize("text", ["two\nlines", "tab\there", "\x7f\x01", "Größe/数据", "back\\slash"])
+def test_any_string_is_written_so_that_it_can_be_read(text):
+    old = Recipe()
+    recipe = replace(old, data=replace(old.data, root=text))
+    assert loads(dump(recipe), "again") == recipe
+
+
 def test_strings_are_escaped():
     recipe = loads("", "x", [r'data.root="C:\\data \"here\""'])
     assert recipe.data.root == 'C:\\data "here"'
