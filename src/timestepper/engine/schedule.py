@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from timestepper.errors import UnknownNameError
+
 LAWS = ("constant", "steps", "cosine")
 
 
@@ -23,6 +25,10 @@ class Schedule:
     every: int | None = None
     factor: float = 10.0
     warmup_epochs: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.law not in LAWS:
+            raise UnknownNameError(f"no schedule is called {self.law!r}; there are {', '.join(LAWS)}")
 
     @property
     def steps(self) -> int:

@@ -1,6 +1,7 @@
 import pytest
 
 from timestepper.engine.schedule import Schedule
+from timestepper.errors import UnknownNameError
 
 
 def test_paper_cifar_law_divides_by_ten_at_half_and_three_quarters():
@@ -47,3 +48,8 @@ def test_constant():
 )
 def test_a_run_may_grow_where_the_rates_so_far_stay(law, steps, agrees):
     assert Schedule(0.1, 4, 5, **law).agrees(Schedule(0.1, 8, 5, **law), steps) is agrees
+
+
+def test_an_unknown_law_is_no_other_law():
+    with pytest.raises(UnknownNameError, match="no schedule is called 'step'; there are constant, steps, cosine"):
+        Schedule(lr=0.1, epochs=1, steps_per_epoch=1, law="step")
