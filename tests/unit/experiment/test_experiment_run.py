@@ -246,6 +246,11 @@ def test_list(finished):
         call("list", run / "checkpoints")
 
 
+def test_no_patience_with_other_processes_is_refused(tmp_path):
+    call("train", "smoke/digits", *TINY, "--run-dir", tmp_path / "run", "--dist-timeout", "-5", code=2)
+    assert not (tmp_path / "run").exists()
+
+
 def test_check_data():
     assert "all files are good" in call("check-data", "digits")
 
