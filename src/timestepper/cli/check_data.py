@@ -11,12 +11,17 @@ def check_data(
     root: Annotated[Path | None, typer.Option(help="folder of the data set; by default the usual places")] = None,
 ) -> None:
     """Open NAME, read every file of it and list the bad ones."""
+    from rich.console import Console
+    from rich.progress import Progress
+
     from timestepper import data
     from timestepper.errors import DataError
 
-    bad = data.check(name, root)
+    with Progress(transient=True, console=Console(stderr=True)) as bar:  # shows nothing where there is no terminal
+        task = bar.add_task("files", total=None)
+        bad = data.check(name, root, lambda done, total: bar.update(task, completed=done, total=total))
     for path, reason in bad:
         print(f"{path}: {reason}")
     if bad:
-        raise DataError(f"{name}: {len(bad)} bad files; replace or remove them")
+        raise DataError(f"{name}: {len(bad)} bad {'file' if len(bad) == 1 else 'files'}; replace or remove what is bad")
     print(f"{name}: all files are good")

@@ -251,6 +251,12 @@ def test_no_patience_with_other_processes_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_check_data_shows_how_far_it_is_in_a_terminal(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes the output for a terminal
+    monkeypatch.setattr("timestepper.data.check", lambda name, root, progress: progress(3, 12) or [], raising=False)
+    assert "25%" in CliRunner().invoke(app, ["check-data", "folder"]).stderr
+
+
 def test_check_data():
     assert "all files are good" in call("check-data", "digits")
 
