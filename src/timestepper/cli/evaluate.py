@@ -23,5 +23,5 @@ def evaluate(
     if json:
         print(json_format.dumps({"checkpoint": str(trained.path), **figures}, indent=2))
         return
-    print(f"checkpoint    {trained.path}")
+    print(f"checkpoint    {trained.path}, after {trained.state['epochs_done']} of {trained.recipe.run.epochs} epochs")
     print("\n".join(finish.summary_lines(figures)))

@@ -117,11 +117,13 @@ def epochs_of(run: Path) -> list[dict[str, Any]]:
 
 
 def summary_lines(figures: dict[str, Any]) -> list[str]:
-    """What a person reads at the end."""
+    """What a person reads at the end; ``train`` is among the figures of a finished run alone."""
     lines = []
-    if figures.get("train"):
+    finished = "train" in figures
+    if finished:
         lines.append(f"train error   {figures['train']['error']:.2%} (running, last epoch)")
-    lines.append(f"test error    {figures['test']['error']:.2%} (last epoch), loss {figures['test']['loss']:.4f}")
+    when = " (last epoch)" if finished else ""
+    lines.append(f"test error    {figures['test']['error']:.2%}{when}, loss {figures['test']['loss']:.4f}")
     if "folded" in figures:
         equal = figures["folded"]["error"] == figures["test"]["error"]
         lines.append(

@@ -183,7 +183,8 @@ def stop_at_once(training):
 def test_evaluate(run):
     output = call("evaluate", run, "--device", "cpu")
     final = json.loads((run / "record.json").read_text())["final"]
-    assert f"test error    {final['test']['error']:.2%}" in output
+    assert f"test error    {final['test']['error']:.2%}, loss" in output
+    assert "step-00000010.pt, after 2 of 2 epochs" in output
     found = json.loads(call("evaluate", run, "--json", "--device", "cpu"))
     assert found["test"] == final["test"]
     assert found["folded"]["error"] == final["folded"]["error"]
