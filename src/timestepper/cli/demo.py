@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+TOLERANCE = 1e-5
+
 
 def demo(
     out: Annotated[Path, typer.Option(help="folder for runs, records and the page")] = Path("demo"),
@@ -34,6 +36,20 @@ def demo(
         records, {}, page, out / "index.md", "A network that learns its own time steps", problems=problems
     )
     print(f"The page: {page.resolve()}")
+    _check_folding(records)
+
+
+def _check_folding(records) -> None:
+    """Folding is exact by construction: a difference would be a mistake in this library, and the demo fails.
+
+    The tolerance is for GPUs, where two passes may run different kernels.
+    """
+    from timestepper.errors import MismatchError
+
+    for record in records:
+        final = record.final
+        if "folded" in final and final["fold_difference"] > TOLERANCE:
+            raise MismatchError(f"{record.path}: the folded network is not the attached one; please report this")
 
 
 def _say_folding(records) -> None:

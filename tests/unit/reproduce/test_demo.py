@@ -1,0 +1,34 @@
+"""The demo with its set cut to one epoch and one seed; `make demo` runs all of it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from timestepper.cli import app
+from timestepper.errors import MismatchError
+from timestepper.experiment import record, sets
+
+
+@pytest.fixture
+def short_demo(monkeypatch):
+    runs = sets.open_sets("demo", overrides=("run.epochs=1", "model.name=cifar/resnet8", "runtime.device=cpu"))
+    monkeypatch.setattr(sets, "open_sets", lambda name: [run for run in runs if run.recipe.run.seed == 0])
+
+
+def test_the_demo_trains_folds_compares_and_writes_a_page(short_demo, tmp_path):
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    for part in ("plain", "lstm", "Less plain", "folded; largest difference of logits 0.0", "The page: "):
+        assert part in result.output
+    page = (tmp_path / "index.html").read_text()
+    assert page.count("<svg") >= 3
+
+    (path,) = (path for path in (tmp_path / "results").iterdir() if "_lstm_" in path.name)
+    content = json.loads(path.read_text())
+    content["final"]["fold_difference"] = 0.5
+    content.pop("sha256")
+    record.write({**content, "sha256": record.digest(content)}, path)
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
+    assert isinstance(result.exception, MismatchError)
+    assert "the folded network is not the attached one" in str(result.exception)
