@@ -11,6 +11,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """The same random numbers for a test, whichever tests its process ran before."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def unused_port() -> int:
     """A port of this machine that nobody listens on."""
