@@ -144,8 +144,9 @@ def _measure(quantity: str, level: float | None = None) -> Measure:
 
 
 def _lower(statement: Statement, intervals: list[tuple[float | None, Interval]]) -> tuple[str, str]:
-    if not intervals[0][1].known:
-        return _too_few(intervals[0][1])
+    fewest = min((found for _, found in intervals), key=lambda found: found.count)
+    if not fewest.known:  # a level that one seed alone was measured at decides nothing, and so neither do the others
+        return _too_few(fewest)
     unit = "" if "loss" in statement.quantity else " points"
     holds = [found.high < 0 for _, found in intervals if found.high is not None]
     level, worst = max(intervals, key=lambda item: item[1].high if item[1].high is not None else math.inf)

@@ -119,6 +119,20 @@ def test_noise_must_hold_at_every_level(records):
     assert "holds at 1 of 2 noise levels; weakest at 0" in verdict.detail
 
 
+def test_a_noise_level_of_one_seed_gives_no_verdict(records):
+    """An older record may have fewer levels; what the levels of all seeds say is then not said of every level."""
+    statement = replace(LOWER, quantity="noise_error", noise=(1.0, 0.0), gain=None)
+    plain = noisy(with_errors(records[0], "plain", [8, 8, 8]), 0.5)
+    lstm = noisy(with_errors(records[0], "lstm", [7, 7, 7]), 0.3)
+    runs = {
+        seed: record if seed == 0 else replace(record, noise=Noise((1.0,), record.noise.error[1:], ((1.0,),)))
+        for seed, record in lstm.runs.items()
+    }
+    (verdict,) = decide(statement, [plain, replace(lstm, runs=runs)])
+    assert verdict.state == NOT_RUN
+    assert "one seed" in verdict.detail
+
+
 def test_a_trend_is_judged_over_the_depths_that_were_run(records):
     models = ("cifar/resnet8", "cifar/resnet14", "cifar/resnet32")
     falling = replace(
