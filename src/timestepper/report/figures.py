@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from timestepper.report import quantities, svg
-from timestepper.report.groups import Group, Task, data_name, subject_name
+from timestepper.report.groups import Group, Task, condition_labels, data_name, subject_name
 from timestepper.report.records import Record
 from timestepper.report.statistics import Interval, interval, paired, signed
 
@@ -154,13 +154,19 @@ def draw(plot: svg.Plot, curves: list[Curve], css: str, name: str) -> str:
 
 
 def depth(groups: Sequence[Group], schedule: Callable[[Task], str]) -> Figure | None:
-    """Test error over depth, plain and with the paper's controller; only where two depths or more were run."""
-    sets: dict[tuple[str, str], list[Group]] = {}
+    """Test error over depth, plain and with the paper's controller; only where two depths or more were run.
+
+    A panel holds the runs whose conditions agree in everything but the network: a depth that was also run with
+    another precision must not lend its point to the others.
+    """
+    sets: dict[Task, list[Group]] = {}
     for group in groups:
         if group.task.model.startswith("cifar/resnet") and group.subject in ("plain", "lstm"):
-            sets.setdefault((group.task.data, schedule(group.task)), []).append(group)
+            sets.setdefault(replace(group.task, model=""), []).append(group)
+    extras = condition_labels(task for task, found in sets.items() for _ in found)
     panels = []
-    for (data, how), found in sets.items():
+    for task, found in sets.items():
+        data, how = task.data, ", ".join(part for part in (schedule(task), extras[task]) if part)
         depths = sorted({group.task.depth or 0 for group in found})
         if len(depths) < 2:
             continue

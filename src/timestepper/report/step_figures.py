@@ -65,8 +65,7 @@ def stability(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure |
             continue
         found = record.stability
         bound = [math.exp(value) for value in found.log_bound]
-        worst = found.log_growth.get("power") or next(iter(found.log_growth.values()))
-        growth = [math.exp(value) for value in worst]
+        growth = [math.exp(max(values)) for values in zip(*found.log_growth.values(), strict=True)]
         steps = list(found.step_sizes)
         values = [value for value in bound + growth + steps if value > 0]
         plot = svg.Plot((1, len(bound)), (min(values), max(values)), "block", "factor", log_y=True)

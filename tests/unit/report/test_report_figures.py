@@ -1,0 +1,46 @@
+"""What a figure may put together, and what it says it shows."""
+
+import math
+from dataclasses import replace
+
+from timestepper.experiment.load import as_dict, load
+from timestepper.report import figures, results, step_figures
+from timestepper.report.groups import group, schedule_label
+
+
+def at_depth(record, depth, error, *changes):
+    recipe = as_dict(load("paper/cifar10", ["controller.kind=none", f"model.name=cifar/resnet{depth}", *changes]))
+    return replace(record, recipe=recipe, final={**record.final, "test": {"error": error / 100, "loss": 1.0}})
+
+
+def test_a_depth_that_was_run_under_other_conditions_stays_out_of_the_curve(records):
+    found = [at_depth(records[0], depth, error) for depth, error in ((32, 7.5), (56, 7.0), (110, 6.5))]
+    other = at_depth(records[0], 56, 9.0, "schedule.warmup_epochs=1")
+    drawn = figures.depth(group([*found, other]), lambda task: schedule_label(task, {})[0])
+    assert drawn is not None
+    (panel,) = drawn.panels
+    assert "7.50 at depth 32, 7.00 at depth 56, 6.50 at depth 110" in panel.drawing
+    both = [*found, other, at_depth(records[0], 32, 9.5, "schedule.warmup_epochs=1")]
+    drawn = figures.depth(group(both), lambda task: schedule_label(task, {})[0])
+    assert drawn is not None
+    assert [panel.heading for panel in drawn.panels] == [
+        "CIFAR-10, 300 epochs, batch 64",
+        "CIFAR-10, 300 epochs, batch 64, warmup epochs 1.0",
+    ]
+
+
+def test_the_worst_found_is_the_worst_of_all_searches(records):
+    record = next(record for record in records if record.stability)
+    blocks = len(record.stability.log_bound)
+    growth = replace(
+        record.stability,
+        log_growth={"power": (1.0,) * blocks, "adversarial": (2.0,) * blocks, "random": (0.1,) * blocks},
+        log_end_to_end={"power": 2 * math.log(10), "adversarial": 3 * math.log(10), "random": 0.0},
+    )
+    groups = group([replace(record, stability=growth)])
+    table = results.stability_table(groups, lambda task: "here")
+    assert table is not None
+    assert [cell.text for cell in table.rows[0][2:]] == ["3.00", "3.00", "0.00"]
+    drawn = step_figures.stability(groups, lambda task: "here")
+    assert drawn is not None
+    assert f"measured growth {math.exp(2):.2f} to {math.exp(2):.2f}" in drawn.panels[0].drawing
