@@ -2,9 +2,10 @@
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from timestepper.report import Computed, Pending, groups
+from timestepper.errors import TimestepperError
+from timestepper.report import Computed, Pending, groups, names
 from timestepper.report.claims import Claims
 from timestepper.report.counts import wanted
 from timestepper.report.tables import Table
@@ -15,11 +16,23 @@ if TYPE_CHECKING:
 
 
 def compute(claims: Claims) -> Computed:
-    """Counts, shapes and Figure 1; takes some seconds, because the real networks are built."""
+    """Counts, shapes and Figure 1; takes some seconds, because the real networks are built.
+
+    A network that a claim names and no library has is left out: the tables then say that it was not counted.
+    """
     from timestepper.experiment.counts import measure, structures
 
-    models = {structure.model for claim in claims.values() for structure in claim.structure}
-    return Computed(measure(wanted(claims)), structures(models), solutions())
+    shaped = {structure.model for claim in claims.values() for structure in claim.structure}
+    counted: dict[str, Any] = {}
+    shapes: dict[str, Any] = {}
+    pairs = wanted(claims)
+    for model in sorted({model for model, _ in pairs} | shaped):
+        try:
+            counted |= measure(pair for pair in pairs if pair[0] == model)
+            shapes |= structures({model} & shaped)
+        except TimestepperError as error:
+            warn([f"not counted: {error}"])
+    return Computed(counted, shapes, solutions())
 
 
 def solutions() -> dict[str, dict]:
@@ -52,8 +65,8 @@ def describe(recipe: "Recipe") -> str:
     """Network, data, controller and length of a run, in words."""
     from timestepper.experiment.load import as_dict
 
-    parts = [groups.model_name(recipe.model.name), groups.data_name(recipe.data.name)]
-    parts.append(groups.subject_name(groups.subject_of(as_dict(recipe))))
+    parts = [names.model_name(recipe.model.name), names.data_name(recipe.data.name)]
+    parts.append(names.subject_name(groups.subject_of(as_dict(recipe))))
     return ", ".join([*parts, f"{recipe.run.epochs} epochs, batch {recipe.data.batch_size}"])
 
 

@@ -6,23 +6,10 @@ from pathlib import Path
 
 from timestepper.errors import RecordError
 from timestepper.report import strict
+from timestepper.report.claim_checks import check
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 FOLDER = next((path for path in (_PACKAGE.parents[1] / "claims", _PACKAGE / "claims") if path.is_dir()), Path("claims"))
-
-COUNTS = ("parameters_train", "parameters_inference", "gflops_train", "gflops_inference")
-CHECKS = ("lower", "similar", "trend", "near", "increasing", "stable", "unstable", "fewer_steps")
-QUANTITIES = (
-    "test_error",
-    "mean_test_error",
-    "noise_error",
-    "noise_loss",
-    "noise_loss_rise",
-    "first_steps",
-    "last_stage",
-    "last_stage_mean",
-    "solution",
-)
 
 
 @dataclass(frozen=True)
@@ -150,22 +137,5 @@ def read_claim(path: Path) -> Claim:
     claim = strict.build(Claim, table, str(path))
     if claim.name != path.stem:
         raise RecordError(f"{path}: name is {claim.name!r}; it must be the file's name, {path.stem!r}")
-    for row in claim.row:
-        _one_of(row.paper, ("test_error", *COUNTS), f"{path}: paper of {row.label}: key")
-    for statement in claim.statement:
-        where = f"{path}: statement {statement.id}:"
-        _one_of([statement.check], CHECKS, f"{where} check")
-        _one_of([statement.quantity], QUANTITIES, f"{where} quantity")
-        if statement.check == "trend":
-            _one_of([statement.direction], ("rising", "falling"), f"{where} direction")
-        if statement.check in ("lower", "similar") and not (statement.low and statement.high):
-            raise RecordError(f"{where} key {'high' if statement.low else 'low'} is missing")
-        if statement.check in ("similar", "near") and statement.margin is None:
-            raise RecordError(f"{where} key margin is missing")
+    check(claim, str(path))
     return claim
-
-
-def _one_of(values, allowed: tuple[str, ...], where: str) -> None:
-    for value in values:
-        if value not in allowed:
-            raise RecordError(f"{where} {value!r} is not known; allowed are {', '.join(allowed)}")

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from timestepper.report import quantities, svg
-from timestepper.report.groups import Group, Task, condition_labels, data_name, subject_name
+from timestepper.report.groups import Group, Task, condition_labels
+from timestepper.report.names import data_name, subject_name
 from timestepper.report.records import Record
 from timestepper.report.statistics import Interval, interval, paired, signed
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from timestepper.report.claims import Claims
+from timestepper.report.names import PAPER_DATA
 from timestepper.report.records import Record
 
 # Fields that say how a run was computed and watched, not what was learned.
@@ -20,14 +21,6 @@ _FREE = {
 }
 _USUAL = {"reduction": (None,), "descriptor": ("mean",), "descriptor_gradient": (True,), "weight_decay": (None,)}
 _OFF = (None, False, "none", "")
-_DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet": "ImageNet", "digits": "digits"}
-_FAMILIES = {
-    "resnet": "ResNet",
-    "densenet": "DenseNet",
-    "cliquenet": "CliqueNet",
-    "resnext": "ResNeXt",
-    "seresnet": "SENet",
-}
 
 
 @dataclass(frozen=True)
@@ -138,6 +131,8 @@ def schedule_label(task: Task, claims: Claims) -> tuple[str, bool]:
                     return f"paper's schedule ({length})", True
                 word = "short" if task.epochs < schedule.epochs else "other"
                 return f"{word} schedule ({length})", False
+    if claims and task.data in PAPER_DATA:  # the claim file that has its schedule could not be read
+        return f"{length}, the paper's schedule is not known", False
     return length, True
 
 
@@ -155,23 +150,6 @@ def condition_labels(tasks: Iterable[Task]) -> dict[Task, str]:
             words = [f"{key.rpartition('.')[2].replace('_', ' ')} {_short(settings[key])}" for key in differing]
             labels[task] = ", ".join(words)
     return labels
-
-
-def data_name(data: str) -> str:
-    return _DATA.get(data, data)
-
-
-def model_name(model: str) -> str:
-    """``timm/resnext50_32x4d`` as ResNeXt-50."""
-    found = re.fullmatch(r"([a-z]+?)(\d*)(?:_32x4d)?", model.rpartition("/")[2])
-    if found is None or found[1] not in _FAMILIES:
-        return model
-    return _FAMILIES[found[1]] + (f"-{found[2]}" if found[2] else "")
-
-
-def subject_name(subject: str) -> str:
-    """``two_fc`` and ``fixed(0.01)`` for people."""
-    return re.sub(r"^fixed\((.*?)\)", r"fixed \1", subject).replace("two_fc", "two fc")
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

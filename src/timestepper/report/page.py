@@ -8,16 +8,8 @@ from typing import Any
 from timestepper.report import counts, figures, results, step_figures, verdicts
 from timestepper.report.claims import Claims
 from timestepper.report.figures import Figure, Panel
-from timestepper.report.groups import (
-    Group,
-    Task,
-    condition_labels,
-    data_name,
-    group,
-    model_name,
-    repeated,
-    schedule_label,
-)
+from timestepper.report.groups import Group, Task, condition_labels, group, repeated, schedule_label
+from timestepper.report.names import data_name, model_name
 from timestepper.report.records import Record
 from timestepper.report.results import Pending
 from timestepper.report.summary import summarise

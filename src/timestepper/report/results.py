@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from timestepper.report import quantities
 from timestepper.report.claims import Claim
 from timestepper.report.figures import by_task, differences
-from timestepper.report.groups import Group, Task, data_name, model_name, subject_name
+from timestepper.report.groups import Group, Task
+from timestepper.report.names import data_name, model_name, subject_name
 from timestepper.report.records import Record
 from timestepper.report.statistics import interval, signed
 from timestepper.report.tables import Cell, Table

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 
 from timestepper.report import quantities, svg
 from timestepper.report.figures import Figure, Panel, draw
-from timestepper.report.groups import Group, Task, subject_name
+from timestepper.report.groups import Group, Task
+from timestepper.report.names import subject_name
 
 _COLUMNS = 48  # of a heat map over training
 

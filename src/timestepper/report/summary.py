@@ -6,7 +6,8 @@ from typing import Any
 from timestepper.report import counts, quantities, verdicts
 from timestepper.report.claims import Claims
 from timestepper.report.figures import by_task, differences, plain_of
-from timestepper.report.groups import Group, Task, subject_name
+from timestepper.report.groups import Group, Task
+from timestepper.report.names import subject_name
 from timestepper.report.statistics import interval, signed
 
 

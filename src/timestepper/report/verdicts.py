@@ -11,7 +11,8 @@ from typing import Any
 
 from timestepper.report import quantities
 from timestepper.report.claims import Claim, Claims, Statement
-from timestepper.report.groups import Group, Task, condition_labels, data_name, model_name, schedule_label
+from timestepper.report.groups import Group, Task, condition_labels, schedule_label
+from timestepper.report.names import data_name, model_name
 from timestepper.report.records import Record
 from timestepper.report.statistics import Interval, interval, paired, signed, slope
 

@@ -66,6 +66,18 @@ def test_appendix_b_follows_its_own_rules():
         ("[[row]]", "[row", "not readable as TOML"),
         ('check = "lower"', 'check = "lowest"', "check 'lowest' is not known"),
         ('high = { controller = "plain" }\n', "", "key high is missing"),
+        ('{ controller = "plain" }', '{ contoller = "plain" }', "statement one: high must be { controller"),
+        ('{ controller = "lstm" }', '{ controller = "ltsm" }', "statement one: low controller 'ltsm' is not known"),
+        ('controller = "plain"\n', 'controller = "none"\n', "ResNet: controller 'none' is not known"),
+        ('on = [{ data = "digits", ', "on = [{ ", "statement one: key data is missing"),
+        ('on = [{ data = "digits"', 'on = [{ data = "digit"', "statement one: data 'digit' is not known"),
+        ('{ data = "digits", model', '{ data = "digits", modle', "statement one: key 'modle' is not known"),
+        ('model = "cifar/resnet8"\n', 'model = "cifar/resent8"\n', "ResNet: model 'cifar/resent8' is not known"),
+        ('on = [{ data = "digits", model = "cifar/resnet8" }]', "", "statement one: key on is missing"),
+        ('quantity = "test_error"', 'quantity = "last_stage"', "quantity 'last_stage' is not known"),
+        ('quantity = "test_error"', 'quantity = "noise_error"', "key noise is missing"),
+        ('check = "lower"', 'check = "near"', "quantity 'test_error' is not known"),
+        ('check = "lower"', 'check = "trend"\ndirection = "rising"', "key over is missing"),
     ],
 )
 def test_a_mistake_is_named_and_the_other_files_still_count(tmp_path, before, after, complaint):

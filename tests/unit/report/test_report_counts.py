@@ -1,6 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
-from timestepper.errors import RecordError
+from timestepper.cli.gather import compute
 from timestepper.report import counts, load_claims
 
 
@@ -47,9 +49,26 @@ def test_every_difference_has_a_footnote(claims, counted, computed, monkeypatch)
             assert all(cell.notes for cell in row if cell.tone == "bad"), row
     structure = tables[-1]
     assert all(cell.tone == "good" for row in structure.rows[1::2] for cell in row[1:])
-    monkeypatch.setattr(counts, "NOTES", ())
-    with pytest.raises(RecordError, match="no footnote"):
-        counts.counts_table(claims["table3"], counted)
+    monkeypatch.setattr(counts, "NOTES", ())  # as a mistyped number of the paper: named, and nothing else is lost
+    table = counts.counts_table(claims["table3"], counted)
+    assert table.notes == (counts.NO_REASON,)
+
+
+def test_a_claim_file_that_cannot_be_read_leaves_the_other_tables(claims, counted, computed):
+    without = {name: claim for name, claim in claims.items() if name != "table6"}
+    assert {f"{model} {kind}" for model, kind in counts.wanted(without)} == set(counted)
+    assert len(counts.tables(without, counted, {})) == 3
+
+
+def test_a_network_that_no_library_has_is_left_out(claims, counted, computed, capsys):
+    row = replace(claims["table3"].row[0], model="timm/resnet19")
+    table = counts.counts_table(replace(claims["table3"], row=(row,)), counted)
+    assert table.rows[0][2].text == "11.69 / not counted"
+    stage = replace(claims["table6"].structure[0], model="timm/resnet19")
+    odd = {"table6": replace(claims["table6"], structure=(stage,))}
+    assert counts.structure_table(odd["table6"], computed.shapes).rows[1][1].text == "no such stage"
+    assert not compute(odd).shapes
+    assert "resnet19" in capsys.readouterr().err
 
 
 def test_table_1_counts_the_weights_of_the_real_controllers(claims, counted):

@@ -8,12 +8,11 @@ from timestepper.report import groups, load_claims
 from timestepper.report.groups import (
     condition_labels,
     group,
-    model_name,
     schedule_label,
-    subject_name,
     subject_of,
     task_of,
 )
+from timestepper.report.names import model_name, subject_name
 
 
 @pytest.mark.parametrize(
@@ -44,6 +43,8 @@ def test_a_short_schedule_is_marked(records):
     assert schedule_label(paper, claims) == ("paper's schedule (300 epochs, batch 64)", True)
     assert schedule_label(short, claims) == ("short schedule (120 epochs, batch 128)", False)
     assert schedule_label(task_of(records[0]), claims) == ("2 epochs, batch 64", True)
+    del claims["training"]  # a typo in that file must not make a short run the paper's own
+    assert schedule_label(short, claims) == ("120 epochs, batch 128, the paper's schedule is not known", False)
 
 
 def test_how_a_run_was_computed_does_not_part_it_from_others(records):

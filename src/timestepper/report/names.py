@@ -1,0 +1,31 @@
+"""How a reader calls data sets, networks and what was put on them; and which such names there are."""
+
+import re
+
+DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet": "ImageNet", "digits": "digits"}
+PAPER_DATA = ("cifar10", "cifar100", "imagenet")
+SUBJECT = r"(plain|lstm|two_fc|independent|fixed\(\d+(\.\d+)?\))(, .+)?"
+_FAMILIES = {
+    "resnet": "ResNet",
+    "densenet": "DenseNet",
+    "cliquenet": "CliqueNet",
+    "resnext": "ResNeXt",
+    "seresnet": "SENet",
+}
+
+
+def data_name(data: str) -> str:
+    return DATA.get(data, data)
+
+
+def model_name(model: str) -> str:
+    """``timm/resnext50_32x4d`` as ResNeXt-50."""
+    found = re.fullmatch(r"([a-z]+?)(\d*)(?:_32x4d)?", model.rpartition("/")[2])
+    if found is None or found[1] not in _FAMILIES:
+        return model
+    return _FAMILIES[found[1]] + (f"-{found[2]}" if found[2] else "")
+
+
+def subject_name(subject: str) -> str:
+    """``two_fc`` and ``fixed(0.01)`` for people."""
+    return re.sub(r"^fixed\((.*?)\)", r"fixed \1", subject).replace("two_fc", "two fc")
