@@ -9,6 +9,7 @@ from typing import Any
 
 from timestepper.errors import RecordError
 from timestepper.report import strict
+from timestepper.report.record_checks import check
 
 SCHEMA = 1
 
@@ -91,19 +92,8 @@ def read_record(path: Path) -> Record:
         raise RecordError(f"{path}: the checksum does not fit, so it was edited or damaged; restore it or run it again")
     known = {name: value for name, value in content.items() if name in Record.__dataclass_fields__}
     record = strict.build(Record, {**known, "path": str(path)}, str(path))
-    _check_finished(record)
+    check(record)
     return record
-
-
-def _check_finished(record: Record) -> None:
-    wanted = record.recipe.get("run", {}).get("epochs")
-    done = [line.get("epoch") for line in record.epochs]
-    if type(wanted) is not int or done != list(range(1, wanted + 1)):
-        raise RecordError(f"{record.path}: {len(done)} of {wanted} epochs; a run that did not finish is not reported")
-    try:
-        float(record.final["test"]["error"]) + float(record.epochs[-1]["train"]["loss"])
-    except (KeyError, TypeError, ValueError):
-        raise RecordError(f"{record.path}: final.test.error or the last training loss is missing") from None
 
 
 def digest(content: Any) -> str:

@@ -38,6 +38,16 @@ CASES = {
     "no figures": (lambda c: c["final"].pop("test"), True, "final.test.error"),
     "a missing part": (lambda c: c.pop("device"), True, "key device is missing"),
     "a strange table": (lambda c: c.update(noise={"levels": [0]}), True, "noise: key error is missing"),
+    "no network": (lambda c: c["recipe"].pop("model"), True, "recipe.model.name is missing"),
+    "no controller": (lambda c: c["recipe"]["controller"].update(kind=None), True, "recipe.controller.kind"),
+    "not a number": (lambda c: c["final"]["test"].update(error=float("nan")), True, "final.test.error"),
+    "folded to nothing": (lambda c: c["final"].update(folded=None), True, "final.folded.error"),
+    "a hole in a curve": (lambda c: c["epochs"][0].pop("train"), True, "epoch 1: train.loss"),
+    "a hole in a heat map": (lambda c: c["epochs"][0].pop("profiles"), True, "epoch 1: profiles.step_sizes/layer1"),
+    "a stage without step sizes": (lambda c: c["step_sizes"].pop("layer1"), True, "step_sizes is missing"),
+    "a noise level too few": (lambda c: c["noise"]["levels"].pop(), True, "noise is missing"),
+    "no bound": (lambda c: c["stability"].update(log_bound=[]), True, "stability is missing"),
+    "no search": (lambda c: c["stability"]["log_end_to_end"].pop("random"), True, "stability is missing"),
     "a wrong type": (lambda c: c.update(seed="0"), True, "seed must be a whole number"),
 }
 
