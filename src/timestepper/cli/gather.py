@@ -52,22 +52,23 @@ def solutions() -> dict[str, dict]:
     }
 
 
-def pending(steps: Iterable["Step"]) -> list[Pending]:
+def pending(steps: Iterable["Step"], claims: Claims) -> list[Pending]:
     """What is still to run, seeds of one kind together."""
     kinds: dict[tuple[str, str], list[float]] = {}
     for step in steps:
         if step.hours:
-            kinds.setdefault((", ".join(step.wanted.sets), describe(step.wanted.recipe)), []).append(step.hours)
+            kinds.setdefault((", ".join(step.wanted.sets), describe(step.wanted.recipe, claims)), []).append(step.hours)
     return [Pending(sets, label, len(hours), sum(hours)) for (sets, label), hours in kinds.items()]
 
 
-def describe(recipe: "Recipe") -> str:
-    """Network, data, controller and length of a run, in words."""
+def describe(recipe: "Recipe", claims: Claims) -> str:
+    """Network, data, controller and schedule of a run, in words; a schedule that is not the paper's is marked."""
     from timestepper.experiment.load import as_dict
 
     parts = [names.model_name(recipe.model.name), names.data_name(recipe.data.name)]
     parts.append(names.subject_name(groups.subject_of(as_dict(recipe))))
-    return ", ".join([*parts, f"{recipe.run.epochs} epochs, batch {recipe.data.batch_size}"])
+    task = groups.Task(recipe.data.name, recipe.model.name, recipe.run.epochs, recipe.data.batch_size, "")
+    return ", ".join([*parts, groups.schedule_label(task, claims)[0]])
 
 
 def warn(problems: Sequence[str]) -> None:

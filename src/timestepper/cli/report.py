@@ -26,7 +26,8 @@ def report(
 
     found_claims, problems = reports.load_claims(claims or FOLDER)
     records, damaged = reports.load_records(results)
-    steps = plan(open_sets("everything"), contents(record.path for record in records), runs)
+    wanted = [item for item in open_sets("everything") if item.sets != ("demo",)]  # no part of the study, and no GPU's
+    steps = plan(wanted, contents(record.path for record in records), runs)
     problems += damaged
     none = [] if records else [f"{results} holds no sound record; timestepper reproduce NAME makes them"]
     gather.warn(problems + none)
@@ -38,6 +39,6 @@ def report(
         title,
         problems=problems,
         computed=gather.compute(found_claims),
-        pending=gather.pending(steps),
+        pending=gather.pending(steps, found_claims),
     )
     print(f"{len(records)} records from {results}: {out} and {out.with_suffix('.md')}")

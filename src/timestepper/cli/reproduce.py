@@ -52,25 +52,34 @@ def reproduce(
     records, damaged = report.load_records(results)
     steps: list[Step] = []
     code = 0
+    if name == "counts" and list_only:
+        _print([_plan_table([], name, found_claims)], json)
+        return
     if name != "counts":
         changes = [*(overrides or []), *([f"data.root={data_root}"] if data_root else [])]
         steps = _steps(name, schedule is Schedule.short, tuple(changes), records, runs)
         if list_only:
             gather.warn(problems + damaged)
-            gather.show([_plan_table(steps, name)])
+            _print([_plan_table(steps, name, found_claims)], json)
             return
         with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
             code = _bring_to_end(steps, results, jobs, changes)
         records, damaged = report.load_records(results)
     gather.warn(problems + damaged)
     tables = _tables(name, steps, found_claims, records)
-    if json:
-        import json as json_format
+    _print(tables, json)
+    raise typer.Exit(code)
 
-        print(json_format.dumps([table.as_dict() for table in tables], indent=1, ensure_ascii=False))
+
+def _print(tables: "list[Table]", as_json: bool) -> None:
+    from timestepper.cli import gather
+
+    if as_json:
+        import json
+
+        print(json.dumps([table.as_dict() for table in tables], indent=1, ensure_ascii=False))
     else:
         gather.show(tables)
-    raise typer.Exit(code)
 
 
 def _steps(name: str, short: bool, overrides: tuple[str, ...], records: list["Record"], runs: Path) -> list["Step"]:
@@ -92,14 +101,14 @@ def _bring_to_end(steps: list["Step"], results: Path, jobs: int, overrides: list
     return bring_to_end(steps, results, jobs=jobs, checkpoint_seconds=seconds, debug="--debug" in sys.argv)
 
 
-def _plan_table(steps: list["Step"], name: str) -> "Table":
+def _plan_table(steps: list["Step"], name: str, claims: "Claims") -> "Table":
     from timestepper.cli import gather
     from timestepper.report.results import duration
     from timestepper.report.tables import Cell, Table
 
     kinds: dict[str, list[Step]] = {}
     for step in steps:
-        kinds.setdefault(gather.describe(step.wanted.recipe), []).append(step)
+        kinds.setdefault(gather.describe(step.wanted.recipe, claims), []).append(step)
     rows = []
     for label, same in kinds.items():
         states = [f"seed {s.wanted.recipe.run.seed} {s.state} {s.progress}".strip() for s in same]

@@ -20,11 +20,16 @@ if TYPE_CHECKING:
     from timestepper.experiment.sweep import Shared
 
 DONE, FINISHED, INTERRUPTED, MISSING = "done", "finished, to be recorded", "interrupted", "missing"
+UNMEASURED = "recorded without"  # what follows is in the progress; the weights to measure it on are gone
 
 
 @dataclass(frozen=True)
 class Step:
-    """A wanted run and where it stands: done, finished but not recorded or measured, interrupted, or missing."""
+    """A wanted run and where it stands.
+
+    Done; finished but not recorded or measured; recorded without a measurement that can no longer be made;
+    interrupted; or missing.
+    """
 
     wanted: Wanted
     state: str
@@ -43,8 +48,11 @@ def plan(wanted: Iterable[Wanted], records: Sequence[Mapping[str, Any]], runs: P
         hours = _expected(item, records)
         if content is not None and all(name in content for name in item.measures):
             steps.append(Step(item, DONE, run, 0.0))
-        elif content is not None or (run / record.RECORD).exists():
+        elif (run / record.RECORD).exists():
             steps.append(Step(item, FINISHED, run, 0.0))
+        elif content is not None:
+            lacking = ", ".join(name for name in item.measures if name not in content)
+            steps.append(Step(item, UNMEASURED, run, 0.0, lacking))
         else:
             status = read_status(run) or {}
             share = status.get("step", 0) / max(1, status.get("steps", 1))
@@ -90,7 +98,7 @@ def bring_to_end(
         if step.state == DONE or trouble.concerns(step):
             continue
         state = FINISHED if (step.run / record.RECORD).exists() else step.state
-        print(f"[{number}/{len(steps)}] {step.run.name}: {state}", flush=True)
+        print(f"[{number}/{len(steps)}] {step.run.name}: {state} {step.progress}".rstrip(), flush=True)
         try:
             code = _finish(step, results)
         except TimestepperError as error:
@@ -157,9 +165,9 @@ def _finish(step: Step, results: Path) -> int:
     from timestepper.experiment.start import start
 
     if not (step.run / record.RECORD).exists():
-        if step.state == FINISHED:
+        if step.state == UNMEASURED:
             print(
-                f"its record lacks {', '.join(step.wanted.measures)}, and {step.run}, which has the weights, is gone; "
+                f"its record lacks {step.progress}, and {step.run}, which has the weights, is gone; "
                 "remove the record to train it again",
                 file=sys.stderr,
             )

@@ -136,6 +136,8 @@ def tables_of(
     groups = group(records)
     label = _label(groups, claims)
     tables = [results.measured_table(group(shown), label)] if shown else []
+    measured = (results.noise_table(group(shown), label), results.stability_table(group(shown), label))
+    tables += [table for table in measured if table is not None]
     tables += _paper_tables(chosen, groups, label)
     tables += _count_tables(chosen, computed)
     found = [v for v in verdicts.judge(claims, groups, computed.solutions) if v.claim.name in chosen]

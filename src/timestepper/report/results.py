@@ -161,11 +161,15 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
 
 def pending_table(pending: Iterable[Pending]) -> Table:
     """What is still to run."""
+    items = list(pending)
     rows = [
-        (Cell(item.label), Cell(item.sets), Cell(str(item.seeds)), Cell(duration(3600 * item.hours)))
-        for item in pending
+        (Cell(item.label), Cell(item.sets), Cell(str(item.seeds)), Cell(duration(3600 * item.hours))) for item in items
     ]
-    caption = "Not yet run, with the GPU time that each line is expected to take on one H200-class card"
+    total = duration(3600 * sum(item.hours for item in items))
+    caption = (
+        "Not yet run, with the GPU time that each line is expected to take on one H200-class card: "
+        f"{sum(item.seeds for item in items)} runs, {total} in all"
+    )
     return Table("pending", caption, ("Runs", "For", "Runs to go", "Expected GPU time"), tuple(rows))
 
 

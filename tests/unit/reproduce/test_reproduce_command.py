@@ -1,12 +1,15 @@
 """The command in processes of its own, on the digits: train, skip, resume, measure, report."""
 
 import json
+import re
 import signal
 import subprocess
 import time
 
 import pytest
 from tiny_reproduce import command, run
+
+from timestepper.report.records import digest
 
 SET = """
 set = "mini"
@@ -61,6 +64,36 @@ def test_ours_are_printed_with_intervals(done):
     assert "ResNet-8, digits, 2 epochs, batch 64: lstm" in finished.stdout
 
 
+def test_what_was_measured_is_printed_too(done):
+    finished = done[3]
+    assert "by standard deviation of the noise" in finished.stdout
+    assert "growth of a perturbation" in finished.stdout
+
+
+def test_a_record_that_lacks_a_measurement_is_not_called_finished(folder, done, tmp_path):
+    """The weights to measure it on stayed on another machine."""
+    (tmp_path / "results").mkdir()
+    (tmp_path / "mini.toml").write_text(SET)
+    for path in (folder / "results").glob("*lstm*.json"):
+        content = json.loads(path.read_text())
+        content = {key: value for key, value in content.items() if key not in ("noise", "sha256")}
+        content["sha256"] = digest(content)
+        (tmp_path / "results" / path.name).write_text(json.dumps(content))
+    listed = run(tmp_path, "reproduce", "mini.toml", "--list")
+    assert "recorded without noise (seeds 0 1)" in listed.stdout
+    assert "0 of 4 runs done" in listed.stdout
+
+
+def test_a_short_schedule_is_marked_in_the_list_too(tmp_path):
+    result = run(tmp_path, "reproduce", "fig4", "--list", "--schedule", "short", "--json")
+    (table,) = json.loads(result.stdout)
+    assert len(table["rows"]) == 3
+    assert all(row[0]["text"].endswith("short schedule (120 epochs, batch 128)") for row in table["rows"])
+    listed = run(tmp_path, "reproduce", "counts", "--list")
+    assert "nothing to train" in listed.stdout
+    assert "25.56" not in listed.stdout
+
+
 def test_records_carry_noise_and_stability(folder, done):
     for path in (folder / "results").glob("*.json"):
         content = json.loads(path.read_text())
@@ -104,6 +137,10 @@ def test_a_damaged_record_is_named_and_the_rest_reported(folder, done):
         page = (folder / "page.html").read_text()
         assert bad.name in page
         assert "Expected GPU time" in page
+        pending = (folder / "page.md").read_text().partition("## Not yet run")[2].partition("## Records")[0]
+        assert re.search(r"\d+ runs, [\d.]+ h in all", pending)
+        assert "short schedule (120 epochs, batch 128)" in pending
+        assert "digits" not in pending  # the demo is no part of the study
         assert "results/" + bad.name in (folder / "page.md").read_text()
     finally:
         bad.write_bytes(content)
