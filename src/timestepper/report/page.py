@@ -94,7 +94,13 @@ def _sections(
         drawn("learning", "Learning", figures.learning_curves(groups, label)),
         drawn("noise", "Noise", figures.noise(groups, label), results.noise_table(groups, label)),
         drawn("depth", "Depth", figures.depth(groups, lambda task: schedule_label(task, claims)[0])),
-        drawn("steps", "Step sizes", step_figures.final_steps(groups, label), step_figures.step_sizes(groups, label)),
+        drawn(
+            "steps",
+            "Step sizes",
+            step_figures.final_steps(groups, label),
+            step_figures.step_sizes(groups, label),
+            results.influence_table(groups, label),
+        ),
         drawn("folding", "Folding", results.fold_table(records)),
         drawn(
             "stability",

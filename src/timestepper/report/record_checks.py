@@ -27,6 +27,8 @@ def check(record: "Record") -> None:
     if "folded" in record.final:
         _figure(record, "final.folded.error", record.final, "folded", "error")
         _number(record, "final.fold_difference", record.final.get("fold_difference"))
+    if (influence := record.final.get("descriptor_influence")) is not None:
+        _numbers(record, "final.descriptor_influence", influence)
     for line in record.epochs:
         _epoch(record, line)
     _steps(record)
@@ -84,6 +86,13 @@ def _figure(record: "Record", where: str, table: dict[str, Any], part: str, name
 def _number(record: "Record", where: str, value: Any) -> None:
     if type(value) not in (int, float) or not math.isfinite(value):
         raise _unsound(record, where)
+
+
+def _numbers(record: "Record", where: str, table: Any) -> None:
+    if not isinstance(table, dict):
+        raise _unsound(record, where)
+    for name, value in table.items():
+        _number(record, f"{where}.{name}", value)
 
 
 def _text(record: "Record", where: str, value: Any) -> None:

@@ -145,6 +145,25 @@ def stability_table(groups: Sequence[Group], label: Label) -> Table | None:
     return Table("stability-table", caption, columns, tuple(rows)) if rows else None
 
 
+def influence_table(groups: Sequence[Group], label: Label) -> Table | None:
+    """Whether controllers that are given the weights read them, stage by stage."""
+    rows = []
+    for group in groups:
+        reads = group.subject.startswith(("lstm", "two_fc"))  # the others have nothing to read
+        runs = [list(record.final.get("descriptor_influence", {}).values()) for record in group.runs.values()]
+        if reads and all(runs):
+            name = f"{label(group.task)}: {subject_name(group.subject)}, {_seeds(len(runs))}"
+            rows.append((Cell(name), *(Cell(f"{interval(stage).mean:.1e}") for stage in zip(*runs, strict=False))))
+    width = max(map(len, rows), default=1)
+    filled = tuple(row + (Cell(""),) * (width - len(row)) for row in rows)
+    caption = (
+        "Does the controller read the weights? Largest change of any step size where it is shown zeros instead of "
+        "them: mean over seeds. Near zero, its step sizes are constants that it has learned"
+    )
+    columns = ("Runs", *(f"Stage {number}" for number in range(1, width)))
+    return Table("influence", caption, columns, filled) if rows else None
+
+
 def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     """Every statement with its verdicts."""
     rows = []

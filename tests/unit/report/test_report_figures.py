@@ -29,6 +29,18 @@ def test_a_depth_that_was_run_under_other_conditions_stays_out_of_the_curve(reco
     ]
 
 
+def test_whether_the_controller_reads_the_weights_is_shown(records):
+    groups = group(records)
+    table = results.influence_table(groups, lambda task: "here")
+    assert table is not None
+    assert table.columns == ("Runs", "Stage 1", "Stage 2", "Stage 3")
+    ((name, *cells),) = table.rows  # the plain network has nothing to read
+    assert name.text == "here: lstm, 2 seeds"
+    both = [record.final["descriptor_influence"]["layer1"] for record in records if "folded" in record.final]
+    assert cells[0].text == f"{sum(both) / 2:.1e}"
+    assert results.influence_table([found for found in groups if found.plain], lambda task: "here") is None
+
+
 def test_the_worst_found_is_the_worst_of_all_searches(records):
     record = next(record for record in records if record.stability)
     blocks = len(record.stability.log_bound)

@@ -42,6 +42,7 @@ CASES = {
     "no controller": (lambda c: c["recipe"]["controller"].update(kind=None), True, "recipe.controller.kind"),
     "not a number": (lambda c: c["final"]["test"].update(error=float("nan")), True, "final.test.error"),
     "folded to nothing": (lambda c: c["final"].update(folded=None), True, "final.folded.error"),
+    "no influence": (lambda c: c["final"].update(descriptor_influence=[1]), True, "final.descriptor_influence"),
     "a hole in a curve": (lambda c: c["epochs"][0].pop("train"), True, "epoch 1: train.loss"),
     "a hole in a heat map": (lambda c: c["epochs"][0].pop("profiles"), True, "epoch 1: profiles.step_sizes/layer1"),
     "a stage without step sizes": (lambda c: c["step_sizes"].pop("layer1"), True, "step_sizes is missing"),
