@@ -9,10 +9,13 @@ def test_error(record: Record) -> float:
     return 100 * record.final["test"]["error"]
 
 
-def mean_test_error(record: Record) -> float:
-    """Over all evaluated epochs: who is ahead during the whole training."""
+def mean_test_error(record: Record) -> float | None:
+    """Over all epochs: who is ahead during the whole training. None where some were not evaluated.
+
+    Runs that were looked at at other times have means of other parts of training, which do not compare.
+    """
     curve = [error for _, error in error_curve(record)]
-    return math.fsum(curve) / len(curve)
+    return math.fsum(curve) / len(curve) if len(curve) == len(record.epochs) else None
 
 
 def error_curve(record: Record) -> list[tuple[float, float]]:

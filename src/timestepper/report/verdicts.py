@@ -152,6 +152,8 @@ def _lower(statement: Statement, intervals: list[tuple[float | None, Interval]])
     holds = [found.high < 0 for _, found in intervals if found.high is not None]
     level, worst = max(intervals, key=lambda item: item[1].high if item[1].high is not None else math.inf)
     detail = f"difference {signed(worst.mean)}{unit} {worst.bounds()}, {worst.count} seeds"
+    if statement.quantity == "mean_test_error":
+        detail = f"error averaged over all epochs: {detail}"
     if level is not None:
         detail = f"holds at {sum(holds)} of {len(holds)} noise levels; weakest at {level:g}: {detail}"
     if statement.gain is not None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from timestepper.report.claims import Claim, Statement
-from timestepper.report.groups import Group, group, task_of
+from timestepper.report.groups import Group, group, subject_of, task_of
 from timestepper.report.records import Noise
 from timestepper.report.verdicts import NOT_REPRODUCED, NOT_RUN, REPRODUCED, headline, judge
 
@@ -64,6 +64,16 @@ def test_nothing_run_is_not_yet_run(records):
     assert (verdict.state, verdict.where) == (NOT_RUN, "ResNet-8, digits")
     (verdict,) = decide(LOWER, [with_errors(records[0], "plain", [1, 2])])
     assert verdict.state == NOT_RUN
+
+
+def test_the_whole_training_needs_every_epoch(records):
+    whole = replace(LOWER, quantity="mean_test_error", gain=None)
+    groups = group(records)
+    assert decide(whole, groups)[0].detail.startswith("error averaged over all epochs: difference")
+    sparse = replace(records[0], epochs=({"epoch": 1, "train": {"loss": 1.0}}, *records[0].epochs[1:]))
+    others = [found for found in groups if found.runs[0].path != records[0].path]
+    mixed = [Group(task_of(sparse), subject_of(sparse.recipe), {0: sparse}), *others]
+    assert decide(whole, mixed)[0].state == NOT_RUN
 
 
 def test_runs_of_other_conditions_are_never_compared(records):
