@@ -62,6 +62,6 @@ def _compare(bundle: list[Group], label: Callable[[Task], str]) -> str:
     theirs = interval(other.values(quantities.test_error).values())
     span = f", 95% interval {apart.bounds()}" if apart.known else "; one seed gives no interval"
     return (
-        f"{label(plain.task)}: {theirs.spread()}% test error with {subject_name(other.subject)}, {error.spread()}% "
-        f"plain (difference {signed(apart.mean)} points{span})."
+        f"{label(plain.task)}: test error {error.spread()}% (plain) and {theirs.spread()}% "
+        f"({subject_name(other.subject)}), a difference of {signed(apart.mean)} points{span}."
     )

@@ -104,6 +104,15 @@ def test_without_claims_it_is_a_comparison_of_two_runs(records, tmp_path):
     assert "paper" not in re.sub(r"--paper", "", text.lower())
 
 
+def test_the_first_paragraph_says_which_number_is_whose(records, tmp_path):
+    plain = [record for record in records if record.recipe["controller"]["kind"] == "none"]
+    gentle = {**plain[0].recipe, "model": {**plain[0].recipe["model"], "last_norm_init": 0.5}}
+    runs = [*plain, *(replace(record, recipe=gentle) for record in plain)]
+    report.write_page(runs, {}, tmp_path / "page.html", tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    assert re.search(r"test error [\d. ±]+% \(plain\) and [\d. ±]+% \(plain, last norm starts at 0.5\), a diff", text)
+
+
 def test_a_short_schedule_is_marked_wherever_it_appears(records, tmp_path):
     claims, _ = report.load_claims()
     short = ["run.epochs=120", "data.batch_size=128"]
