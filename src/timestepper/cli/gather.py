@@ -67,8 +67,7 @@ def describe(recipe: "Recipe", claims: Claims) -> str:
 
     parts = [names.model_name(recipe.model.name), names.data_name(recipe.data.name)]
     parts.append(names.subject_name(groups.subject_of(as_dict(recipe))))
-    task = groups.Task(recipe.data.name, recipe.model.name, recipe.run.epochs, recipe.data.batch_size, "")
-    return ", ".join([*parts, groups.schedule_label(task, claims)[0]])
+    return ", ".join([*parts, groups.schedule_label(groups.task_from(as_dict(recipe)), claims)[0]])
 
 
 def warn(problems: Sequence[str]) -> None:

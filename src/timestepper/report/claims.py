@@ -1,8 +1,9 @@
 """What the paper states, as data: one TOML file per table or figure in ``claims/``, never a measured value."""
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from timestepper.errors import RecordError
 from timestepper.report import strict
@@ -61,11 +62,17 @@ class Structure:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long the paper trains on a data set."""
+    """How the paper trains on a data set; ``optimiser`` and ``schedule`` are settings of these parts of a recipe."""
 
     data: str
     epochs: int
     batch_size: int
+    optimiser: dict[str, Any] = field(default_factory=dict)
+    schedule: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        return {"optimiser": self.optimiser, "schedule": self.schedule}
 
 
 @dataclass(frozen=True)

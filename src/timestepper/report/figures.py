@@ -154,7 +154,7 @@ def draw(plot: svg.Plot, curves: list[Curve], css: str, name: str) -> str:
     return f"{name} from {mean[0][1]:.3g} at {mean[0][0]:g} to {mean[-1][1]:.3g} at {mean[-1][0]:g}"
 
 
-def depth(groups: Sequence[Group], schedule: Callable[[Task], str]) -> Figure | None:
+def depth(groups: Sequence[Group], how: Callable[[Task, str], str]) -> Figure | None:
     """Test error over depth, plain and with the paper's controller; only where two depths or more were run.
 
     A panel holds the runs whose conditions agree in everything but the network: a depth that was also run with
@@ -167,7 +167,7 @@ def depth(groups: Sequence[Group], schedule: Callable[[Task], str]) -> Figure | 
     extras = condition_labels(task for task, found in sets.items() for _ in found)
     panels = []
     for task, found in sets.items():
-        data, how = task.data, ", ".join(part for part in (schedule(task), extras[task]) if part)
+        data, conditions = task.data, how(task, extras[task])
         depths = sorted({group.task.depth or 0 for group in found})
         if len(depths) < 2:
             continue
@@ -182,8 +182,8 @@ def depth(groups: Sequence[Group], schedule: Callable[[Task], str]) -> Figure | 
             for d, i in line:
                 plot.dot((d, i.mean), css, i.low, i.high)
             text.append(f"{subject}: " + ", ".join(f"{i.mean:.2f} at depth {d}" for d, i in line))
-        title = f"Test error over depth, {data_name(data)}, {how}"
-        panels.append(Panel("", f"{data_name(data)}, {how}", plot.svg(title, "; ".join(text), x_ticks=depths)))
+        title = f"Test error over depth, {data_name(data)}, {conditions}"
+        panels.append(Panel("", f"{data_name(data)}, {conditions}", plot.svg(title, "; ".join(text), x_ticks=depths)))
     caption = "Test error of the last epoch over depth, with 95% intervals of the mean. The depth axis is logarithmic."
     legend = (("plain", "plain"), ("stepped", "lstm"))
     return Figure("depth", "Error over depth", caption, tuple(panels), legend) if panels else None

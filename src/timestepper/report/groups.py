@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from timestepper.report.claims import Claims
+from timestepper.report.claims import Claims, Schedule
 from timestepper.report.names import PAPER_DATA
 from timestepper.report.records import Record
 
@@ -93,14 +93,18 @@ def _order(group: Group) -> tuple:
 
 def task_of(record: Record) -> Task:
     """The conditions of a run."""
-    recipe = record.recipe
+    return task_from(record.recipe, record.data_sha256)
+
+
+def task_from(recipe: Mapping[str, Mapping[str, Any]], data_sha256: str = "") -> Task:
+    """The conditions that a recipe asks for."""
     rest = {
         section: {name: value for name, value in table.items() if name not in _FREE.get(section, ())}
         for section, table in recipe.items()
         if section != "controller"
     }
     epochs, batch_size = rest["run"].pop("epochs"), rest["data"].pop("batch_size")
-    conditions = json.dumps({**rest, "data_sha256": record.data_sha256}, sort_keys=True)
+    conditions = json.dumps({**rest, "data_sha256": data_sha256}, sort_keys=True)
     return Task(recipe["data"]["name"], recipe["model"]["name"], epochs, batch_size, conditions)
 
 
@@ -128,12 +132,32 @@ def schedule_label(task: Task, claims: Claims) -> tuple[str, bool]:
         for schedule in claim.schedule:
             if schedule.data == task.data:
                 if (schedule.epochs, schedule.batch_size) == (task.epochs, task.batch_size):
+                    odd = _deviations(task, schedule)
+                    if odd:
+                        return f"other schedule ({', '.join([length, *odd])})", False
                     return f"paper's schedule ({length})", True
                 word = "short" if task.epochs < schedule.epochs else "other"
                 return f"{word} schedule ({length})", False
     if claims and task.data in PAPER_DATA:  # the claim file that has its schedule could not be read
         return f"{length}, the paper's schedule is not known", False
     return length, True
+
+
+def _deviations(task: Task, schedule: Schedule) -> list[str]:
+    """Settings that are not the paper's, where a run is as long as the paper's."""
+    found = json.loads(task.conditions)
+    return [
+        _words(key, found[part][key])
+        for part, wanted in schedule.settings.items()
+        for key, value in wanted.items()
+        if key in found.get(part, {}) and found[part][key] != value
+    ]
+
+
+def how(task: Task, claims: Claims, extra: str) -> str:
+    """The schedule and what else tells a task from others, nothing twice."""
+    schedule = schedule_label(task, claims)[0]
+    return ", ".join([schedule, *(part for part in extra.split(", ") if part and part not in schedule)])
 
 
 def condition_labels(tasks: Iterable[Task]) -> dict[Task, str]:
@@ -147,9 +171,12 @@ def condition_labels(tasks: Iterable[Task]) -> dict[Task, str]:
         for task in same:
             settings = _flat(json.loads(task.conditions))
             differing = [key for key in settings if settings[key] != usual.get(key)]
-            words = [f"{key.rpartition('.')[2].replace('_', ' ')} {_short(settings[key])}" for key in differing]
-            labels[task] = ", ".join(words)
+            labels[task] = ", ".join(_words(key, settings[key]) for key in differing)
     return labels
+
+
+def _words(key: str, value: Any) -> str:
+    return f"{key.rpartition('.')[2].replace('_', ' ')} {_short(value)}"
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

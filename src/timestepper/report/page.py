@@ -8,7 +8,7 @@ from typing import Any
 from timestepper.report import counts, figures, results, step_figures, verdicts
 from timestepper.report.claims import Claims
 from timestepper.report.figures import Figure, Panel
-from timestepper.report.groups import Group, Task, condition_labels, group, repeated, schedule_label
+from timestepper.report.groups import Group, Task, condition_labels, group, how, repeated
 from timestepper.report.names import data_name, model_name
 from timestepper.report.records import Record
 from timestepper.report.results import Pending
@@ -93,7 +93,7 @@ def _sections(
         Section("claims", "What the paper says", tables=(results.verdict_table(found),) if found else ()),
         drawn("learning", "Learning", figures.learning_curves(groups, label)),
         drawn("noise", "Noise", figures.noise(groups, label), results.noise_table(groups, label)),
-        drawn("depth", "Depth", figures.depth(groups, lambda task: schedule_label(task, claims)[0])),
+        drawn("depth", "Depth", figures.depth(groups, lambda task, extra: how(task, claims, extra))),
         drawn(
             "steps",
             "Step sizes",
@@ -173,8 +173,7 @@ def _label(groups: Sequence[Group], claims: Claims) -> Callable[[Task], str]:
     extras = condition_labels(group.task for group in groups)
 
     def label(task: Task) -> str:
-        parts = [model_name(task.model), data_name(task.data), schedule_label(task, claims)[0], extras.get(task, "")]
-        return ", ".join(part for part in parts if part)
+        return ", ".join([model_name(task.model), data_name(task.data), how(task, claims, extras.get(task, ""))])
 
     return label
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from timestepper.report import quantities
 from timestepper.report.claims import Claim, Claims, Statement
-from timestepper.report.groups import Group, Task, condition_labels, schedule_label
+from timestepper.report.groups import Group, Task, condition_labels, how, schedule_label
 from timestepper.report.names import data_name, model_name
 from timestepper.report.records import Record
 from timestepper.report.statistics import Interval, interval, paired, signed, slope
@@ -75,10 +75,10 @@ def _judge_runs(claim: Claim, statement: Statement, claims: Claims, groups: Sequ
                 result = _examine(local, chosen)
                 if result is None:
                     continue
-                label, as_paper = schedule_label(task, claims)
-                extra = condition_labels(group.task for group in here)[task]
+                as_paper = schedule_label(task, claims)[1]
+                label = how(task, claims, condition_labels(group.task for group in here)[task])
                 network = "" if statement.check == "trend" else f"{model_name(task.model)}, "
-                where = f"{network}{data_name(task.data)}, {label}" + (f", {extra}" if extra else "")
+                where = f"{network}{data_name(task.data)}, {label}"
                 verdicts.append(Verdict(claim, statement, *result, where, not as_paper, stand_in))
     return verdicts or [Verdict(claim, statement, NOT_RUN, "", _places(statement))]
 

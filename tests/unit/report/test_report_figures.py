@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from timestepper.experiment.load import as_dict, load
 from timestepper.report import figures, results, step_figures
-from timestepper.report.groups import group, schedule_label
+from timestepper.report.groups import group, how
 
 
 def at_depth(record, depth, error, *changes):
@@ -16,12 +16,12 @@ def at_depth(record, depth, error, *changes):
 def test_a_depth_that_was_run_under_other_conditions_stays_out_of_the_curve(records):
     found = [at_depth(records[0], depth, error) for depth, error in ((32, 7.5), (56, 7.0), (110, 6.5))]
     other = at_depth(records[0], 56, 9.0, "schedule.warmup_epochs=1")
-    drawn = figures.depth(group([*found, other]), lambda task: schedule_label(task, {})[0])
+    drawn = figures.depth(group([*found, other]), lambda task, extra: how(task, {}, extra))
     assert drawn is not None
     (panel,) = drawn.panels
     assert "7.50 at depth 32, 7.00 at depth 56, 6.50 at depth 110" in panel.drawing
     both = [*found, other, at_depth(records[0], 32, 9.5, "schedule.warmup_epochs=1")]
-    drawn = figures.depth(group(both), lambda task: schedule_label(task, {})[0])
+    drawn = figures.depth(group(both), lambda task, extra: how(task, {}, extra))
     assert drawn is not None
     assert [panel.heading for panel in drawn.panels] == [
         "CIFAR-10, 300 epochs, batch 64",

@@ -8,6 +8,7 @@ from timestepper.report import groups, load_claims
 from timestepper.report.groups import (
     condition_labels,
     group,
+    how,
     schedule_label,
     subject_of,
     task_of,
@@ -45,6 +46,17 @@ def test_a_short_schedule_is_marked(records):
     assert schedule_label(task_of(records[0]), claims) == ("2 epochs, batch 64", True)
     del claims["training"]  # a typo in that file must not make a short run the paper's own
     assert schedule_label(short, claims) == ("120 epochs, batch 128, the paper's schedule is not known", False)
+
+
+def test_a_run_as_long_as_the_paper_s_with_other_settings_is_not_the_paper_s(records):
+    claims, _ = load_claims()
+    warm, slow = (task_of(like(records[0], c)) for c in ("schedule.warmup_epochs=5", "optimiser.lr=0.05"))
+    assert schedule_label(warm, claims) == ("other schedule (300 epochs, batch 64, warmup epochs 5.0)", False)
+    assert schedule_label(slow, claims) == ("other schedule (300 epochs, batch 64, lr 0.05)", False)
+    assert how(slow, claims, "lr 0.05, precision tf32").endswith("batch 64, lr 0.05), precision tf32")
+    imagenet = task_of(like(records[0], name="paper/imagenet"))
+    assert schedule_label(imagenet, claims) == ("paper's schedule (100 epochs, batch 256)", True)
+    assert schedule_label(task_of(like(records[0], name="paper/cifar100")), claims)[1]
 
 
 def test_how_a_run_was_computed_does_not_part_it_from_others(records):
