@@ -20,10 +20,14 @@ def report(
     """Write one self-contained HTML page and the same tables as Markdown from the records in RESULTS."""
     from timestepper import report as reports
     from timestepper.cli import gather
+    from timestepper.errors import RunDirectoryError
     from timestepper.experiment.reproduce import contents, plan
     from timestepper.experiment.sets import open_sets
+    from timestepper.files import explain
     from timestepper.report.claims import FOLDER
 
+    if out.is_dir() or out.suffix == ".md":
+        raise RunDirectoryError(f"--out {out}: name the page, such as report.html; its tables go beside it as .md")
     found_claims, problems = reports.load_claims(claims or FOLDER)
     records, damaged = reports.load_records(results)
     wanted = [item for item in open_sets("everything") if item.sets != ("demo",)]  # no part of the study, and no GPU's
@@ -31,14 +35,18 @@ def report(
     problems += damaged
     none = [] if records else [f"{results} holds no sound record; timestepper reproduce NAME makes them"]
     gather.warn(problems + none)
-    reports.write_page(
-        records,
-        found_claims,
-        out,
-        out.with_suffix(".md"),
-        title,
-        problems=problems,
-        computed=gather.compute(found_claims),
-        pending=gather.pending(steps, found_claims),
-    )
+    computed, pending = gather.compute(found_claims), gather.pending(steps, found_claims)
+    try:
+        reports.write_page(
+            records,
+            found_claims,
+            out,
+            out.with_suffix(".md"),
+            title,
+            problems=problems,
+            computed=computed,
+            pending=pending,
+        )
+    except OSError as error:
+        raise explain(error, out) from error
     print(f"{len(records)} records from {results}: {out} and {out.with_suffix('.md')}")

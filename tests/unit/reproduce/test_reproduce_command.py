@@ -180,3 +180,14 @@ def test_figure_1_needs_no_run(tmp_path):
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("reproduced") >= 3
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("out", ["folder", "page.md", "file/page.html"])
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path, out):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    result = run(tmp_path, "report", "--out", out)
+    assert result.returncode
+    assert f"{out}: " in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "page.md").exists()  # the tables would have taken the place of the page
