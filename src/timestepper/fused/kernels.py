@@ -206,6 +206,8 @@ def _cell(gates, cells, states, unit, hidden, z_i, z_f, z_g, z_o, c_before):
     o = _sigmoid(z_o + tl.load(gates + 3 * hidden + unit, mask=valid, other=0.0))
     c = f * c_before + i * g
     h = o * _tanh(c)
+    # Fewer units than threads: several warps load the same x half, one of them writes over it. All must have read it.
+    tl.debug_barrier()
     tl.store(gates + unit, i, mask=valid)
     tl.store(gates + hidden + unit, f, mask=valid)
     tl.store(gates + 2 * hidden + unit, g, mask=valid)

@@ -108,15 +108,24 @@ from timestepper.fused import ops
 assert ops.INTERPRETED
 torch.use_deterministic_algorithms(True)  # fills new memory with NaN, so an element that is not written shows
 device = torch.device("cpu")
-wide = ((2, 20, 12, 70), (3, 11, 10, 5))  # wider than the registers hold, so site by site
-found = [agreement.describe_errors(device)]
-found += [agreement.controller_errors(stages, device) for stages in (agreement.STAGES["odd"], wide)]
-for errors in found:
+# L, D, C, H: a stage of one site beside a longer one; widths at and just above what a block or the registers hold
+cases = {
+    "odd": agreement.STAGES["odd"],
+    "16": ((1, 5, 6, 16), (3, 4, 5, 2)),
+    "17": ((3, 5, 6, 17), (1, 4, 3, 1)),
+    "64": ((1, 5, 6, 64), (2, 4, 5, 33)),
+    "65": ((3, 5, 6, 65), (1, 4, 3, 64), (2, 4, 3, 5)),
+    "128": ((1, 5, 6, 128), (2, 4, 5, 3)),
+}
+found = {case: agreement.controller_errors(stages, device) for case, stages in cases.items()}
+found["describe"] = agreement.describe_errors(device)
+for case, errors in found.items():
     for name, error in errors.items():
-        assert error < 5e-6, (name, error)
+        assert error < 1e-5, (case, name, error)
 """
 
 
+@pytest.mark.slow
 def test_kernels_agree_with_the_reference_in_the_interpreter():
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

@@ -1,0 +1,41 @@
+"""The kernels compiled for a GPU, which needs none: what Triton's interpreter lets pass shows here."""
+
+import pytest
+
+pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+from timestepper.fused import kernels, ops
+
+pytestmark = pytest.mark.skipif(ops.INTERPRETED, reason="interpreted kernels cannot be compiled")
+
+TABLE, FLOATS, INTEGER = "*i64", "*fp32", "i32"
+STATE = {"table": TABLE, "state": FLOATS}
+BACK = STATE | {"gradient": FLOATS}
+CASES = {
+    "lstm, one warp": (kernels.lstm, STATE, {"HIDDEN": 16}, 1),
+    "lstm": (kernels.lstm, STATE, {"HIDDEN": 64}, 8),
+    "lstm_backward": (kernels.lstm_backward, BACK, {"HIDDEN": 64}, 8),
+    "lstm_site": (kernels.lstm_site, STATE | {"site": INTEGER}, {"BLOCK_U": 16, "HIDDEN": 128}, 8),
+    "lstm_site_backward": (kernels.lstm_site_backward, BACK | {"step": INTEGER}, {"BLOCK_U": 16, "HIDDEN": 128}, 8),
+}
+
+
+def compiled(name: str) -> dict[str, str]:
+    kernel, arguments, constants, warps = CASES[name]
+    source = ASTSource(kernel, arguments | dict.fromkeys(constants, "constexpr"), constants)
+    return compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}).asm
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernel_compiles_for_a_gpu(name):
+    assert "cubin" in compiled(name)
+
+
+@pytest.mark.parametrize("name", ["lstm, one warp", "lstm", "lstm_site"])
+def test_all_warps_have_read_the_gates_before_one_writes_over_them(name):
+    """A few units on many threads: each is loaded by several warps and stored by one. Nothing else orders the two."""
+    between = compiled(name)["ttir"].split("tt.store")[0].rpartition("tt.load")[2]
+    assert "barrier" in between
