@@ -32,6 +32,7 @@ IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
         ("two_fc", {}),
         ("independent", {}),
         ("fixed(0.1)", {}),
+        ("fixed(0.123456789)", {}),
     ],
 )
 def test_controllers_come_back(tmp_path, kind, options):

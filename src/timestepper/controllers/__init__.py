@@ -30,7 +30,9 @@ class ControllerSpec:
         return KINDS[self.kind](shape, **self.options)
 
     def __str__(self) -> str:
-        return f"{self.kind}({', '.join(f'{v:g}' for v in self.options.values())})" if self.options else self.kind
+        """As :func:`parse` reads it back, to the last bit: saved controllers are described by it."""
+        values = ", ".join(repr(value).removesuffix(".0") for value in self.options.values())
+        return f"{self.kind}({values})" if self.options else self.kind
 
 
 def lstm() -> ControllerSpec:
