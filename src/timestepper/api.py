@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import cast
@@ -19,6 +20,7 @@ from timestepper.errors import (
     ActivationCheckpointingError,
     AlreadyAttachedError,
     NonFiniteError,
+    NoSitesError,
     NotAttachedError,
     SideEntranceError,
     StepSizeError,
@@ -62,8 +64,7 @@ class Attached(nn.Module):
             _buffers=base._buffers,
             _non_persistent_buffers_set=base._non_persistent_buffers_set,
         )
-        for name, child in base.named_children():
-            self.add_module(name, child)
+        self._modules.update(base._modules)  # not named_children, which leaves out a part's second name
         self.controllers = nn.ModuleDict(
             {
                 stage.name.replace(".", "_"): stepping.controller.build(stepping.shape(stage))
@@ -84,8 +85,7 @@ class Attached(nn.Module):
 
     def effective_parameters(self) -> dict[str, Tensor]:
         """The parameters that the base network runs with, where they differ from the trained ones."""
-        device_type = next(self.parameters()).device.type
-        with torch.autocast(device_type, enabled=False):
+        with _no_autocast(self):
             step_sizes = [row for stage in self._step_sizes() for row in stage.unbind()]
             names = (entry.parameter for site in self._entries for entry in site)
             parameters = {name: attrgetter(name)(self._base) for name in names}  # traced faster than get_parameter
@@ -106,7 +106,8 @@ class Attached(nn.Module):
 
     def descriptors(self, stage: Stage, controller: Controller) -> Tensor:
         """What describes a stage, (L, D) in float32 or better; empty where the controller reads no weights."""
-        weights = [[self._base.get_parameter(f"{conv}.weight") for conv in site.convs] for site in stage.sites]
+        # Not get_parameter: a parametrised weight, or one that a functional_call around this one put in, is none.
+        weights = [[attrgetter(f"{conv}.weight")(self._base) for conv in site.convs] for site in stage.sites]
         if not controller.reads_weights:
             return at_least_float32(weights[0][0].new_empty(0))
         rows = [torch.cat([equations.descriptor(at_least_float32(w)) for w in site]) for site in weights]
@@ -126,6 +127,12 @@ class Attached(nn.Module):
         base = self.__dict__.get("_base")
         if base is not None and name in base._modules:
             setattr(base, name, value)
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        """The other way to replace a part: ``SyncBatchNorm.convert_sync_batchnorm`` takes it."""
+        super().add_module(name, module)
+        if name in self._base._modules:
+            self._base._modules[name] = module
 
     def __getattr__(self, name: str):
         """Plain attributes come from the base network; its methods would run without step sizes and are refused."""
@@ -172,7 +179,7 @@ def attach(
         raise AlreadyAttachedError(f"{type(model).__name__} has a part named 'controllers' or 'stepping'; rename it")
     stages = tuple(find_stages(model))
     net = Attached(model, Stepping(stages, spec, reduction, descriptor, descriptor_gradient))
-    reference = model.get_parameter(f"{stages[0].sites[0].convs[0]}.weight")
+    reference = attrgetter(f"{stages[0].sites[0].convs[0]}.weight")(model)
     net.controllers.to(device=reference.device, dtype=torch.promote_types(reference.dtype, torch.float32))
     return net
 
@@ -204,7 +211,7 @@ def detach(net: nn.Module) -> nn.Module:
 def step_sizes(net: nn.Module) -> dict[str, Tensor]:
     """Step sizes by stage, each (depth, channels)."""
     attached = find_attached(net)
-    with torch.autocast(next(attached.parameters()).device.type, enabled=False):
+    with _no_autocast(attached):
         return {stage.name: dt for stage, dt in zip(attached.stepping.stages, attached._step_sizes(), strict=True)}
 
 
@@ -232,7 +239,17 @@ _NO_CHECKPOINTING = (
 )
 
 
+def _no_autocast(net: nn.Module) -> AbstractContextManager:
+    """Off on the network's device; on the meta device, where nothing is computed, there is none to switch off."""
+    kind = next(net.parameters()).device.type
+    return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
+
+
 def _refuse_wrapped(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise NoSitesError(
+            f"attach takes a network, not {model!r}; timestepper.adapters.create_model makes one by name"
+        )
     for path, module in model.named_modules():
         if isinstance(module, Attached):
             raise AlreadyAttachedError(

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 
 import torch
 from torch import nn
@@ -105,7 +106,7 @@ def multiply_adds(model: nn.Module, input_size: tuple[int, int, int]) -> int:
 def controller_multiply_adds(attached: Attached) -> int:
     """What the controllers add to one training step: their matrix products, and one pass to average what they read."""
     averaged = sum(
-        detach(attached).get_parameter(f"{conv}.weight").numel()
+        attrgetter(f"{conv}.weight")(detach(attached)).numel()
         for stage, controller in attached.controlled()
         if controller.reads_weights
         for site in stage.sites

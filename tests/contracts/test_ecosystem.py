@@ -248,3 +248,70 @@ def test_moving_to_another_precision_moves_everything():
     images, _ = batch()
     assert net(images.double()).dtype == torch.float64
     assert torch.equal(net(images.double()), timestepper.fold(net)(images.double()))
+
+
+def test_synchronised_batch_norm_reaches_the_base_network():
+    """torch puts the new layers in with ``add_module``; one that only the wrapper knew would never be synchronised."""
+    net = nn.SyncBatchNorm.convert_sync_batchnorm(small())
+    for network in (net, timestepper.detach(net)):
+        norms = [type(module) for module in network.modules() if "BatchNorm" in type(module).__name__]
+        assert norms == [nn.SyncBatchNorm] * 19
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_runs_with_other_parameters_by_functional_call(kind):
+    """As ``torch.func`` users do (per-sample gradients, ensembles, meta-learning)."""
+    net, twin = small(kind).eval(), small(kind).eval()
+    images, labels = batch()
+    others = {name: parameter.detach() * 1.1 for name, parameter in net.named_parameters()}
+    twin.load_state_dict(others, strict=False)
+
+    def loss(parameters):
+        return F.cross_entropy(torch.func.functional_call(net, parameters, (images,)), labels)
+
+    gradients = torch.func.grad(loss)(others)
+    F.cross_entropy(twin(images), labels).backward()
+    for name, parameter in twin.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-7, msg=name)
+
+
+def test_a_parametrised_convolution_describes_its_branch():
+    torch.manual_seed(0)
+    model = CifarResNet(8, num_classes=5, width=8)
+    nn.utils.parametrizations.weight_norm(model.layer1[0].conv1)
+    net = train(timestepper.attach(model)).eval()
+    images, _ = batch()
+    assert torch.equal(net(images), timestepper.fold(net)(images))
+    timestepper.summary(net, (3, 32, 32))
+
+
+class Twice(nn.Module):
+    """One layer under two names: both are keys of its state dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = CifarResNet(8, num_classes=5, width=8)
+        self.head = self.also_head = nn.Linear(5, 5)
+        self.register_module("unused", None)
+
+    def forward(self, x):
+        return self.also_head(torch.relu(self.head(self.body(x))))
+
+
+def test_a_part_with_two_names_keeps_both_keys():
+    net = timestepper.attach(Twice()).eval()
+    base = timestepper.detach(net).state_dict()
+    assert list(net.state_dict())[: len(base)] == list(base)
+    net.load_state_dict(net.state_dict(), strict=True)
+    images, _ = batch()
+    assert torch.equal(net(images), timestepper.fold(net)(images))
+
+
+def test_runs_on_the_meta_device():
+    """Shapes without memory; then the usual way to fill a network that was made there."""
+    with torch.device("meta"):
+        net = timestepper.attach(CifarResNet(20, num_classes=5, width=8)).eval()
+    images, _ = batch()
+    assert net(images.to("meta")).shape == (4, 5)
+    net.to_empty(device="cpu").load_state_dict(small().state_dict())
+    assert torch.equal(net(images), small().eval()(images))

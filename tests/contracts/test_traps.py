@@ -148,6 +148,11 @@ def test_a_network_without_sites_names_what_it_has_and_what_is_known():
         timestepper.attach(nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()))
 
 
+def test_a_name_in_place_of_a_network_is_refused():
+    with pytest.raises(NoSitesError, match=r"takes a network, not 'resnet50'; .*create_model"):
+        timestepper.attach("resnet50")
+
+
 class ActivatedNorm(nn.BatchNorm2d):
     """Hides an activation, so it is not linear per channel."""
 
