@@ -75,13 +75,15 @@ class Attached(nn.Module):
         self._entries = [
             reparam.entries(base, site.last, site.gate) for stage in stepping.stages for site in stage.sites
         ]
+        reparam.refuse_shared(base, self._entries)
         self.fused: bool | None = None  # kernels for the controllers: None where they can run, True or False to insist
         self.training = base.training
 
     def forward(self, *args, **kwargs):
         if getattr(self._base, "grad_checkpointing", False):
             raise ActivationCheckpointingError(_NO_CHECKPOINTING)
-        return functional_call(self._base, self.effective_parameters(), args, kwargs)
+        # Not tied: of a block that stands in two places, torch would leave the effective weights behind in the network.
+        return functional_call(self._base, self.effective_parameters(), args, kwargs, tie_weights=False)
 
     def effective_parameters(self) -> dict[str, Tensor]:
         """The parameters that the base network runs with, where they differ from the trained ones."""

@@ -7,6 +7,7 @@ batch norm (weight a, bias b)   a*dt, b*dt
 convolution, linear layer       output rows W[c]*dt[c], bias*dt
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -61,6 +62,17 @@ def entries(model: nn.Module, last: tuple[str, ...], gate: str | None) -> tuple[
             raise UnsupportedSiteError(_unsupported(gate, layer, "the gate starts with", _COLUMN_LAYERS))
         found.append(Entry(f"{gate}.weight", columns=True))
     return tuple(found)
+
+
+def refuse_shared(model: nn.Module, sites: list[tuple[Entry, ...]]) -> None:
+    """A parameter that several layers share cannot be folded: the others would be multiplied too."""
+    owners = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
+    for entry in (entry for site in sites for entry in site):
+        if owners[id(model.get_parameter(entry.parameter))] > 1:
+            raise UnsupportedSiteError(
+                f"{entry.parameter} is shared with another layer, which its step size would change too; "
+                "give each layer its own, or use the same block in both places"
+            )
 
 
 def effective(

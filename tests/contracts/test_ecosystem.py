@@ -315,3 +315,17 @@ def test_runs_on_the_meta_device():
     assert net(images.to("meta")).shape == (4, 5)
     net.to_empty(device="cpu").load_state_dict(small().state_dict())
     assert torch.equal(net(images), small().eval()(images))
+
+
+def test_a_block_in_two_places_has_one_step_size_and_stays_whole():
+    """Blocks that share their weights over depth, as in an unrolled differential equation."""
+    torch.manual_seed(0)
+    model = CifarResNet(14, num_classes=5, width=8)
+    model.layer1[1] = model.layer1[0]
+    net = timestepper.attach(model)
+    images, _ = batch()
+    net(images)
+    assert all(isinstance(norm.weight, nn.Parameter) for norm in model.modules() if isinstance(norm, nn.BatchNorm2d))
+    train(net).eval()
+    assert len(timestepper.step_sizes(net)["layer1"]) == 1
+    assert torch.equal(net(images), timestepper.fold(net)(images))

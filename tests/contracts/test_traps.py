@@ -178,6 +178,15 @@ def test_a_last_layer_that_cannot_be_reparameterised_is_named(last, reason):
     assert unchanged(model, before)
 
 
+def test_a_parameter_that_layers_share_is_named():
+    """In two sites, or in a site and elsewhere: folding would multiply both."""
+    for other in ("layer1.1.bn2", "layer1.1.bn1"):
+        model = CifarResNet(14, num_classes=5, width=8)
+        model.get_submodule(other).weight = model.layer1[0].bn2.weight
+        with pytest.raises(UnsupportedSiteError, match=r"layer1\.(0|1)\.bn2"):
+            timestepper.attach(model)
+
+
 def test_an_attention_that_cannot_be_reparameterised_is_named():
     with pytest.raises(UnsupportedSiteError, match=r"layer1\.0: BasicBlock has the attention EcaModule"):
         timestepper.attach(timm.create_model("resnet18", block_args={"attn_layer": "eca"}))
