@@ -1,10 +1,10 @@
 """The floor: the fewest bytes and operations of a training step, and the time that a device needs for them at least.
 
 What must move: every convolution and linear layer reads its input and weight and writes its output; on the way back it
-reads the gradient of its output, its input and its weight, and writes the gradients of its input and weight. The
-optimiser reads weight, gradient and momentum and writes weight and momentum. All else (normalisation, activations,
-sums, the controller's arithmetic) is taken as done on the way, without a byte of its own. No implementation moves less
-without computing features again.
+reads the gradient of its output, its input and its weight, and writes the gradient of its input. The optimiser reads
+weight, gradient and momentum and writes weight and momentum; so a weight's gradient moves once. All else
+(normalisation, activations, sums, the controller's arithmetic) is taken as done on the way, without a byte of its own.
+No implementation moves less without computing features again.
 """
 
 import copy

@@ -14,7 +14,7 @@ def bench(
     variant: Annotated[list[str] | None, typer.Option(help="plain, literal, a controller or a peer; repeat it")] = None,
     precision: Annotated[str | None, typer.Option(help="float32, tf32 or bf16; by default bf16 on CUDA")] = None,
     channels_last: Annotated[bool | None, typer.Option(help="by default for 224 pixels on CUDA")] = None,
-    pixels: Annotated[int | None, typer.Option(help="by default 32 for cifar/, else 224")] = None,
+    pixels: Annotated[int | None, typer.Option(min=1, help="by default 32 for cifar/, else 224")] = None,
     rounds: Annotated[int, typer.Option(min=2, help="how often each variant is timed, in turn with plain")] = 15,
     seconds: Annotated[float, typer.Option(min=0.01, help="of timing for each pair")] = 4.0,
     json: Annotated[
@@ -30,6 +30,8 @@ def bench(
     from timestepper.bench.training import MODES
     from timestepper.engine.runtime import PRECISIONS, choose_device
     from timestepper.errors import UnknownNameError
+    from timestepper.experiment.record import make_folder
+    from timestepper.files import write_atomic
 
     chosen = choose_device(device)
     cuda = chosen.type == "cuda"
@@ -38,6 +40,12 @@ def bench(
     for name, known in ((precision, PRECISIONS), *((one, MODES) for one in modes)):
         if name not in known:
             raise UnknownNameError(f"unknown {name!r}; known are {', '.join(known)}")
+    if not cuda and any("graph" in one for one in modes):
+        raise UnknownNameError(
+            f"--mode {' '.join(modes)}: a CUDA graph needs a CUDA device; here are eager and compiled"
+        )
+    if json:
+        make_folder(json.parent)  # before minutes of measuring
     small = model.startswith("cifar/")
     settings = compare.Settings(
         model=model,
@@ -54,6 +62,5 @@ def bench(
     )
     result = compare.compare(settings, say=lambda line: typer.echo(line, err=True), commit=commit)
     if json:
-        json.parent.mkdir(parents=True, exist_ok=True)
-        json.write_text(json_format.dumps(result, indent=1) + "\n")
+        write_atomic(json, (json_format.dumps(result, indent=1) + "\n").encode())
     table(result)

@@ -10,7 +10,7 @@ def inspect(
     controller: Annotated[str, typer.Option(help="lstm, two_fc, independent or fixed(0.01)")] = "lstm",
     reduction: Annotated[int | None, typer.Option(help="the paper's r; by default 4, and 8 for bottlenecks")] = None,
     original_stride: Annotated[bool, typer.Option(help="stride in the first 1x1, as in the paper")] = False,
-    input_size: Annotated[int | None, typer.Option(help="pixels; by default 32 for cifar/, else 224")] = None,
+    input_size: Annotated[int | None, typer.Option(min=1, help="pixels; by default 32 for cifar/, else 224")] = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Show stages, sites, step sizes, parameters and GFLOPs of a network with controllers."""

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from timestepper.cli import app
-from timestepper.errors import UnknownNameError
+from timestepper.errors import RunDirectoryError, UnknownNameError
 
 FAST = ["bench", "--model", "cifar/resnet8", "--batch", "2", "--device", "cpu", "--rounds", "2", "--seconds", "0.05"]
 
@@ -46,3 +46,14 @@ def test_unknown_names_are_refused():
     for option, value in (("--variant", "nothing"), ("--mode", "fast"), ("--precision", "int8")):
         with pytest.raises(UnknownNameError, match=value):
             CliRunner().invoke(app, [*FAST, option, value], catch_exceptions=False)
+
+
+def test_what_cannot_be_done_is_said_before_anything_is_measured(monkeypatch):
+    from timestepper.bench import compare
+
+    monkeypatch.setattr(compare, "compare", lambda *_, **__: pytest.fail("measured"))
+    with pytest.raises(UnknownNameError, match="CUDA graph needs a CUDA device"):
+        CliRunner().invoke(app, [*FAST, "--mode", "graph"], catch_exceptions=False)
+    with pytest.raises(RunDirectoryError, match="cannot write /proc/nowhere"):
+        CliRunner().invoke(app, [*FAST, "--json", "/proc/nowhere/bench.json"], catch_exceptions=False)
+    assert CliRunner().invoke(app, [*FAST, "--pixels", "-3"]).exit_code == 2
