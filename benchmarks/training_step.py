@@ -77,6 +77,11 @@ def measure(batch: int, controller: str, options: argparse.Namespace, device: to
     return result
 
 
+def computes_in(overrides: list[str]) -> torch.dtype:
+    """Of the recipe with its overrides: a floor in bf16 needs the ceiling of bf16."""
+    return torch.bfloat16 if load("paper/cifar10", overrides).runtime.precision == "bf16" else torch.float32
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", help="section.key=value of the recipe")
@@ -91,8 +96,7 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     device = torch.device(options.device)
-    dtype = torch.bfloat16 if "runtime.precision=bf16" in options.overrides else torch.float32
-    ceilings = measure_ceilings(device, dtype)
+    ceilings = measure_ceilings(device, computes_in(options.overrides))
     report: dict = {"environment": environment(device, options.commit), "overrides": options.overrides, "cases": []}
     report["ceilings"] = {"bytes_per_s": ceilings.bytes_per_s, "operations_per_s": ceilings.operations_per_s}
     print(json.dumps(report["environment"]))
