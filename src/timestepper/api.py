@@ -54,6 +54,10 @@ class Attached(nn.Module):
     stored on any module between two calls, so deepcopy, EMA, pickling, DDP and ``state_dict`` work as for any module.
     """
 
+    stepping: Stepping
+    fused: bool | None  # kernels for the controllers: None where they can run, True or False to insist
+    _entries: list[tuple[reparam.Entry, ...]]
+
     def __init__(self, base: nn.Module, stepping: Stepping):
         super().__init__()
         # The base is kept out of the module tree: its parts are registered here directly, which gives the state dict
@@ -71,12 +75,10 @@ class Attached(nn.Module):
                 for stage in stepping.stages
             }
         )
-        self.stepping = stepping
-        self._entries = [
-            reparam.entries(base, site.last, site.gate) for stage in stepping.stages for site in stage.sites
-        ]
-        reparam.refuse_shared(base, self._entries)
-        self.fused: bool | None = None  # kernels for the controllers: None where they can run, True or False to insist
+        entries = [reparam.entries(base, site.last, site.gate) for stage in stepping.stages for site in stage.sites]
+        reparam.refuse_shared(base, entries)
+        # Past __setattr__: a base network may have settings of these names, which stay as they are.
+        self.__dict__.update(stepping=stepping, _entries=entries, fused=None)
         self.training = base.training
 
     def forward(self, *args, **kwargs):
@@ -124,9 +126,12 @@ class Attached(nn.Module):
         return self
 
     def __setattr__(self, name: str, value) -> None:
-        """A replaced part (a new head, say) is replaced in the base network too."""
-        super().__setattr__(name, value)
+        """A replaced part (a new head, say) is replaced in the base network too, and its settings are set there."""
         base = self.__dict__.get("_base")
+        if base is not None and name in base.__dict__ and name not in self.__dict__:
+            setattr(base, name, value)  # timm's drop_rate, say: reading gives the base's, so writing must reach it
+            return
+        super().__setattr__(name, value)
         if base is not None and name in base._modules:
             setattr(base, name, value)
 

@@ -246,6 +246,17 @@ def test_a_new_head_is_used():
     assert timestepper.fold(net).linear.out_features == 7
 
 
+def test_a_setting_of_the_base_is_set_in_the_base():
+    model = FAMILIES["timm resnet18"]()
+    model.fused = "the base's own"
+    net = timestepper.attach(model)
+    assert (model.fused, net.fused) == ("the base's own", None)
+    net.drop_rate = 0.9
+    assert timestepper.detach(net).drop_rate == net.drop_rate == 0.9
+    net.mine = 1
+    assert not hasattr(timestepper.detach(net), "mine")
+
+
 def test_weight_decay_acts_differently_after_folding():
     """From the same function, one step of pure decay parts an attached and a folded network: decay pulls a step size
     towards 0.5 and a folded weight towards 0. So training on from a folded network is a choice, never silent."""
