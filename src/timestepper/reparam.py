@@ -49,13 +49,13 @@ class Entry:
 
 def entries(model: nn.Module, last: tuple[str, ...], gate: str | None) -> tuple[Entry, ...]:
     """The parameters that the step size of one site enters; fails loudly for a layer that the table does not hold."""
-    named = dict(model.named_parameters())
     found = []
     for path in last:
         layer = model.get_submodule(path)
-        if type(layer) not in _ROW_LAYERS or f"{path}.weight" not in named:
+        own = layer._parameters
+        if type(layer) not in _ROW_LAYERS or own.get("weight") is None:
             raise UnsupportedSiteError(_unsupported(path, layer, "the branch ends in", _ROW_LAYERS))
-        found += [Entry(f"{path}.{name}") for name in ("weight", "bias") if f"{path}.{name}" in named]
+        found += [Entry(f"{path}.{name}") for name in ("weight", "bias") if own.get(name) is not None]
     if gate is not None:
         layer = model.get_submodule(gate)
         if type(layer) not in _COLUMN_LAYERS or getattr(layer, "groups", 1) != 1:
