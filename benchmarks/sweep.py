@@ -4,7 +4,8 @@
 
 Runs of paper/cifar10 (plain and lstm in turn, each with its own seed) on random images. First each begins alone, until
 its graphs of training and evaluation are recorded: that costs the same either way and is not timed. Then the epochs
-that are left are timed, for one run after another and for all together, with evaluation and checkpoints as in any run.
+that follow are timed, for one run after another and for all together, with evaluation as in any run. A last epoch ends
+the runs; it is not timed either.
 At the end the weights and metrics of both are compared, bit by bit. Other arguments are overrides of the recipe.
 """
 
@@ -135,7 +136,8 @@ def main() -> None:
     shared = Given(random_data(options.images, options.images // 5, device))
     report: dict = {"environment": environment(device, options.commit), "options": vars(options) | {"json": None}}
     print(json.dumps(report["environment"]))
-    common = [f"data.batch_size={options.batch}", f"run.epochs={options.epochs}", "run.tensorboard=false"]
+    # One epoch more than is timed: a run's last turn also saves, evaluates afresh and exports, one run after another.
+    common = [f"data.batch_size={options.batch}", f"run.epochs={options.epochs + 1}", "run.tensorboard=false"]
     most = max(options.together)
     with tempfile.TemporaryDirectory() as folder:
 
