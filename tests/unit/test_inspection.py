@@ -65,11 +65,12 @@ def test_the_influence_of_the_weights_is_measured():
 
 
 def test_a_visible_descriptor_is_seen():
+    torch.manual_seed(2)
     model = create_model("cifar/resnet20")
     seen, hardly = (
         timestepper.descriptor_influence(timestepper.attach(model, descriptor=d)) for d in ("visible", "mean")
     )
-    assert all(seen[stage] > 3 * hardly[stage] for stage in seen)
+    assert all(seen[stage] > 5 * hardly[stage] for stage in seen)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:

@@ -121,7 +121,7 @@ found = {case: agreement.controller_errors(stages, device) for case, stages in c
 found["describe"] = agreement.describe_errors(device)
 for case, errors in found.items():
     for name, error in errors.items():
-        assert error < 1e-5, (case, name, error)
+        assert error < 5e-6, (case, name, error)
 """
 
 

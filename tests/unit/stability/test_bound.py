@@ -65,6 +65,7 @@ def test_the_bound_holds_for_every_family_of_blocks(family):
 
 def test_power_iterated_growth_comes_close_to_the_bound_of_positive_blocks():
     """Positive convolutions stretch nearly the same direction most as the identity does: little is lost anywhere."""
+    torch.manual_seed(2)
     net = moved(FAMILIES["cifar resnet20"]()).double()
     for block in net.layer1:
         block.conv1.weight.data.abs_()
@@ -76,7 +77,7 @@ def test_power_iterated_growth_comes_close_to_the_bound_of_positive_blocks():
     bound = proposition_1(chain, tolerance=1e-8)
     growth = measured_growth(chain, "power", iterations=50, size=1e-6)
     for index in range(3):
-        assert 0.7 < growth.blocks[index] / math.exp(bound.blocks[index].log) <= 1
+        assert 0.8 < growth.blocks[index] / math.exp(bound.blocks[index].log) <= 1
 
 
 def test_the_bound_is_equation_7_with_the_step_sizes_in_the_norms():
