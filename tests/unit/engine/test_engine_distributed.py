@@ -1,13 +1,10 @@
 """Two processes with gloo against one process with the same global batch, in a network without batch norm."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import ranks
 import torch
 from tiny_training import close, network, training
 
@@ -22,24 +19,8 @@ SCRIPT = Path(__file__).with_name("one_rank.py")
 def together(tmp_path_factory):
     """Two processes run every case of one_rank.py: the folder, and how each case ended on each rank."""
     folder = tmp_path_factory.mktemp("together")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = []
-    for rank in range(2):
-        environment = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, str(SCRIPT), str(folder)],
-                env=os.environ | environment | {"OMP_NUM_THREADS": "1"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    outputs = [process.communicate(timeout=300) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    return folder, [dict(line.split(": ", 1) for line in output.splitlines()) for output, _ in outputs]
+    outputs = ranks.together(2, SCRIPT, folder)
+    return folder, [dict(line.split(": ", 1) for line in output.splitlines()) for output in outputs]
 
 
 def losses(folder):

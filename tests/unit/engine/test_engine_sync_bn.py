@@ -1,37 +1,18 @@
 """runtime.sync_bn: two processes with half the batch each train as one with the whole. torch wants a GPU."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from ranks import together
 
 SCRIPT = Path(__file__).with_name("sync_bn_rank.py")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 def train(world):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT)],
-            env=os.environ | common | {"RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    outputs = [process.communicate(timeout=300) for process in processes]
-    assert [process.returncode for process in processes] == [0] * world, outputs
-    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+    return [json.loads(output.splitlines()[-1]) for output in together(world, SCRIPT)]
 
 
 def test_two_processes_with_statistics_in_common_train_as_one():

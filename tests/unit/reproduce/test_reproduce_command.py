@@ -3,11 +3,9 @@
 import json
 import re
 import signal
-import subprocess
-import time
 
 import pytest
-from tiny_reproduce import command, run
+from tiny_reproduce import run, stop_when
 
 from timestepper.report.records import digest
 
@@ -35,13 +33,11 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def done(folder):
     """A set that was stopped in the middle and then brought to its end."""
-    line, options = command(folder, "reproduce", "mini.toml")
-    process = subprocess.Popen(line, **options)
-    while not any(path.stat().st_size for path in (folder / "runs").glob("*/metrics.jsonl")):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    stopped = process.communicate(timeout=120)
+
+    def begun():
+        return any(path.stat().st_size for path in (folder / "runs").glob("*/metrics.jsonl"))
+
+    process, *stopped = stop_when(begun, signal.SIGINT, folder, "reproduce", "mini.toml")
     listed = run(folder, "reproduce", "mini.toml", "--list")
     finished = run(folder, "reproduce", "mini.toml")
     return process.returncode, stopped, listed, finished

@@ -2,11 +2,9 @@
 
 import json
 import signal
-import subprocess
-import time
 
 import pytest
-from tiny_reproduce import command, run
+from tiny_reproduce import run, stop_when
 
 SET = """
 set = "mini"
@@ -36,13 +34,12 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def stopped(folder):
     """Stopped in the middle of two runs, before the third began."""
-    line, options = command(folder, *TOGETHER)
-    process = subprocess.Popen(line, **options)
-    while len(found := statuses(folder)) < 2 or min(status["step"] for status in found) < 5:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    return process, *process.communicate(timeout=120), statuses(folder)
+
+    def under_way():
+        found = statuses(folder)
+        return len(found) == 2 and min(status["step"] for status in found) >= 5
+
+    return *stop_when(under_way, signal.SIGTERM, folder, *TOGETHER), statuses(folder)
 
 
 @pytest.fixture(scope="module")

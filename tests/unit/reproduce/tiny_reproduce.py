@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 
 
 def command(folder, *arguments, **environment):
@@ -18,3 +19,14 @@ def command(folder, *arguments, **environment):
 def run(folder, *arguments, **environment):
     line, options = command(folder, *arguments, **environment)
     return subprocess.run(line, **options, timeout=240)
+
+
+def stop_when(ready, number, folder, *arguments):
+    """Start the command, send it a signal once ``ready()``; the process and what it printed."""
+    line, options = command(folder, *arguments)
+    process = subprocess.Popen(line, **options)
+    while not ready():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(number)
+    return process, *process.communicate(timeout=120)

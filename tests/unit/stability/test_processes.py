@@ -1,40 +1,16 @@
 """The stability command in two processes with gloo, as torchrun starts them, against the same command in one."""
 
 import json
-import os
-import socket
 import subprocess
 import sys
 
 import pytest
+from ranks import together
 
 from timestepper.saving import write_tensors
 
 COMMAND = ("-m", "timestepper", "stability", "cifar/resnet8", "--data", "digits", "--device", "cpu", "--json")
 FIGURES = ("--no-theory", "--noise", "--attacks", "--corruptions")
-
-
-def start(arguments, **environment):
-    return subprocess.Popen(
-        [sys.executable, *COMMAND, *map(str, arguments)],
-        env=os.environ | environment | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def outputs(processes):
-    found = [process.communicate(timeout=300) for process in processes]
-    assert [process.returncode for process in processes] == [0] * len(processes), found
-    return [output for output, _ in found]
-
-
-def together(arguments, world=2):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(world)}
-    return outputs([start(arguments, RANK=str(rank), **address) for rank in range(world)])
 
 
 def scores(node):
@@ -55,8 +31,9 @@ def weights(resnet8, tmp_path_factory):
 def test_two_processes_give_the_table_of_one(weights, images):
     """360 images are two batches of 250, the second with empty slots; 33 cannot be shared equally."""
     arguments = (*FIGURES, "--weights", weights, *images)
-    (alone,) = outputs([start(arguments)])
-    first, second = together(arguments)
+    line = [sys.executable, *COMMAND, *map(str, arguments)]
+    alone = subprocess.run(line, capture_output=True, text=True, check=True, timeout=300).stdout
+    first, second = together(2, *COMMAND, *arguments)
     assert second == ""  # one table, not two
     one, two = (scores(json.loads(output)) for output in (alone, first))
     assert len(one) == len(two) == 6 * 5 + 2 * 4 + 6 * 5
@@ -68,6 +45,6 @@ def test_two_processes_give_the_table_of_one(weights, images):
 
 
 def test_the_theory_is_shown_once(weights):
-    first, second = together(("--weights", weights, "--samples", 2))
+    first, second = together(2, *COMMAND, "--weights", weights, "--samples", 2)
     assert len(json.loads(first)["blocks"]) == 3
     assert second == ""
