@@ -191,6 +191,16 @@ def _matrix(weight, gate, rows, columns, hidden):
 
 
 @triton.jit
+def _matrices(weight, rows, columns, hidden):
+    """The same block of all four gates."""
+    w_i = _matrix(weight, 0, rows, columns, hidden)
+    w_f = _matrix(weight, 1, rows, columns, hidden)
+    w_g = _matrix(weight, 2, rows, columns, hidden)
+    w_o = _matrix(weight, 3, rows, columns, hidden)
+    return w_i, w_f, w_g, w_o
+
+
+@triton.jit
 def _not_first(unit, hidden, number):
     """Units that exist, at all numbers but 0: what comes from the site before or after."""
     return (unit < hidden) & (number * hidden + unit >= hidden)
@@ -230,10 +240,7 @@ def lstm(table, state, HIDDEN: tl.constexpr):
     cells = state + _integer(row, TARGET)
     states = state + _integer(row, SOURCE)
     unit = tl.arange(0, HIDDEN)
-    w_i = _matrix(weight, 0, unit, unit, hidden)
-    w_f = _matrix(weight, 1, unit, unit, hidden)
-    w_g = _matrix(weight, 2, unit, unit, hidden)
-    w_o = _matrix(weight, 3, unit, unit, hidden)
+    w_i, w_f, w_g, w_o = _matrices(weight, unit, unit, hidden)
     c = tl.zeros([HIDDEN], tl.float32)
     h = tl.zeros([HIDDEN], tl.float32)
     for site in range(0, _integer(row, LENGTH)):
@@ -303,10 +310,7 @@ def lstm_backward(table, state, gradient, HIDDEN: tl.constexpr):
     cells = state + _integer(row, TARGET)
     states = gradient + _integer(row, SOURCE)
     unit = tl.arange(0, HIDDEN)
-    w_i = _matrix(weight, 0, unit, unit, hidden)
-    w_f = _matrix(weight, 1, unit, unit, hidden)
-    w_g = _matrix(weight, 2, unit, unit, hidden)
-    w_o = _matrix(weight, 3, unit, unit, hidden)
+    w_i, w_f, w_g, w_o = _matrices(weight, unit, unit, hidden)
     d_i = tl.zeros([HIDDEN], tl.float32)
     d_f = tl.zeros([HIDDEN], tl.float32)
     d_g = tl.zeros([HIDDEN], tl.float32)
