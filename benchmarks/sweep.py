@@ -11,7 +11,6 @@ At the end the weights and metrics of both are compared, bit by bit. Other argum
 
 import argparse
 import json
-import os
 import pathlib
 import sys
 import tempfile
@@ -19,7 +18,6 @@ import time
 from collections.abc import Iterator
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "src"))
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as the command does
 
 import torch
 from engine_runs import random_data
@@ -27,6 +25,7 @@ from safetensors.torch import load_file
 
 from timestepper.bench.environment import environment
 from timestepper.bench.quiet import quiet
+from timestepper.cli.sweep import widen_device_queue
 from timestepper.data import Dataset
 from timestepper.engine.runtime import choose_device
 from timestepper.engine.signals import Signals
@@ -132,6 +131,7 @@ def main() -> None:
     parser.add_argument("--commit", help="recorded where the source carries no history")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
+    widen_device_queue()
     device = choose_device("auto")
     shared = Given(random_data(options.images, options.images // 5, device))
     report: dict = {"environment": environment(device, options.commit), "options": vars(options) | {"json": None}}

@@ -31,6 +31,16 @@ def write_atomic(path: Path, data: bytes) -> None:
         raise disk_full(path, len(data))
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder that can be written to; called before long work, so that it does not fail at its end."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise explain(error, folder) from error
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename in a folder last through a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)

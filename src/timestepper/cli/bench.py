@@ -30,8 +30,7 @@ def bench(
     from timestepper.bench.training import MODES
     from timestepper.engine.runtime import PRECISIONS, choose_device
     from timestepper.errors import UnknownNameError
-    from timestepper.experiment.record import make_folder
-    from timestepper.files import write_atomic
+    from timestepper.files import make_folder, write_atomic
 
     chosen = choose_device(device)
     cuda = chosen.type == "cuda"

@@ -44,8 +44,8 @@ def sweep(
 
     from timestepper.engine.signals import Signals
     from timestepper.errors import RecipeError
-    from timestepper.experiment import record
     from timestepper.experiment.sweep_plan import expand, parse_seeds, split
+    from timestepper.files import make_folder
 
     if "RANK" in os.environ:
         raise RecipeError("sweep spreads its runs over the GPUs by itself; start it without torchrun")
@@ -53,7 +53,7 @@ def sweep(
     if not references:
         raise RecipeError(f"no recipe among {' '.join(arguments)}; name at least one, for example smoke/digits")
     if results is not None:
-        record.make_folder(results)
+        make_folder(results)
     everything = expand(references, overrides, parse_seeds(seeds), out, checkpoint_seconds)
     numbers = list(map(int, share.split(","))) if share else _without_record(everything, results)
     if not numbers:

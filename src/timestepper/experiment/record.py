@@ -1,7 +1,6 @@
 """The record of a finished run, with all that is needed to trust it. The only writer of results/."""
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -16,7 +15,7 @@ from timestepper.engine.rundir import TIMING
 from timestepper.errors import RecordError
 from timestepper.experiment.load import as_dict
 from timestepper.experiment.schema import Recipe
-from timestepper.files import explain, write_atomic
+from timestepper.files import make_folder, write_atomic
 
 SCHEMA = 1
 RECORD = "record.json"
@@ -77,16 +76,6 @@ def publish(run: Path, results: Path) -> None:
     """Copy the record of a finished run to the results."""
     content = read(run)
     write(content, results / file_name(content))
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder for records; called before a run begins, so that it does not fail at its end."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise explain(error, folder) from error
 
 
 def file_name(record: dict[str, Any]) -> str:

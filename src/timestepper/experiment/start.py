@@ -12,6 +12,7 @@ from timestepper.errors import RunDirectoryError, TimestepperError
 from timestepper.experiment import record
 from timestepper.experiment.load import differences, loads
 from timestepper.experiment.schema import Recipe
+from timestepper.files import make_folder
 
 
 def start(recipe: Recipe, *, name: str, run_dir: Path | None, results: Path | None = None, **options: Any) -> int:
@@ -22,7 +23,7 @@ def start(recipe: Recipe, *, name: str, run_dir: Path | None, results: Path | No
     try:
         _refuse_hopeless_restart(path)
         if results is not None:
-            record.make_folder(results)
+            make_folder(results)
         if is_finished(recipe, path):
             if results is not None:
                 record.publish(path, results)
