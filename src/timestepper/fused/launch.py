@@ -10,7 +10,11 @@ from timestepper.fused import kernels
 from timestepper.fused.layout import GATES_X, INPUT, MATRICES, OUTPUT, Layout, to_device
 
 NARROW = 64  # the widest stage whose four recurrent matrices fit the registers of one block
-UNITS = 16  # of one block in a wide stage
+UNITS = 8  # of one block in a wide stage
+# Warps of the block that does a whole narrow stage, by width. Forward every thread that holds a unit computes its
+# activations, so that a unit should have few holders; backward the sums leave one unit to each thread anyway.
+FORWARD_WARPS = {16: 8, 32: 16, 64: 16}
+BACKWARD_WARPS = {16: 1, 32: 8, 64: 16}
 
 
 def describe(weights: list[Tensor]) -> Tensor:
@@ -37,7 +41,7 @@ def forward(described: Tensor, parameters: list[Tensor], layout: Layout) -> tupl
     steps = described.new_empty(layout.steps[-1])
     _affine(table, described, state, layout, INPUT, "relu")
     _affine(table, state, state, layout, GATES_X, "none")
-    _recurrence(layout, kernels.lstm, kernels.lstm_site, table, state)
+    _recurrence(layout, kernels.lstm, kernels.lstm_site, FORWARD_WARPS, table, state)
     _affine(table, state, steps, layout, OUTPUT, "sigmoid")
     return steps, state, table
 
@@ -51,7 +55,9 @@ def backward(
     described_gradient = torch.empty_like(described)
     parameter_gradient = state.new_empty(layout.parameters[-1])
     _affine_backward(table, output_gradient, state_gradient, state, layout, OUTPUT, False)
-    _recurrence(layout, kernels.lstm_backward, kernels.lstm_site_backward, table, state, state_gradient)
+    _recurrence(
+        layout, kernels.lstm_backward, kernels.lstm_site_backward, BACKWARD_WARPS, table, state, state_gradient
+    )
     _affine_backward(table, state_gradient, state_gradient, state, layout, GATES_X, True)
     _affine_backward(table, state_gradient, described_gradient, described, layout, INPUT, False)
     extents = [layout.extent(matrix) for matrix in range(MATRICES)]
@@ -82,13 +88,12 @@ def _affine_backward(
     kernels.affine_backward[grid](table, gradient, out, source, matrix, relu, _power(n, 16, 64), columns)
 
 
-def _recurrence(layout: Layout, whole: Any, single: Any, *tensors: Tensor) -> None:
+def _recurrence(layout: Layout, whole: Any, single: Any, warps: dict[int, int], *tensors: Tensor) -> None:
     """All sites in one launch where the recurrent weights fit the registers, else a launch for every site."""
     hidden = _power(max(h for _, _, _, h in layout.shapes), 16, 1 << 20)
     stages = len(layout.shapes)
     if hidden <= NARROW:
-        # One warp needs no barrier between warps, but holds only the narrowest.
-        whole[(stages,)](*tensors, hidden, num_warps={16: 1, 32: 4}.get(hidden, 8))
+        whole[(stages,)](*tensors, hidden, num_warps=warps[hidden])
         return
     grid = (stages, triton.cdiv(hidden, UNITS))
     for site in range(layout.depth):
