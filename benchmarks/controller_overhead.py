@@ -17,12 +17,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 import torch  # noqa: E402
-from torch._inductor.utils import fresh_cache  # noqa: E402
 
 import timestepper  # noqa: E402
 from timestepper.adapters import create_model  # noqa: E402
 from timestepper.bench import agreement  # noqa: E402
 from timestepper.bench.environment import environment  # noqa: E402
+from timestepper.bench.quiet import quiet  # noqa: E402
 from timestepper.bench.timing import interleaved  # noqa: E402
 from timestepper.bench.training import MODES, Case, TrainingStep, forget, runtime  # noqa: E402
 
@@ -44,7 +44,7 @@ def variant(name: str, model: str, classes: int) -> torch.nn.Module:
 def check(device: torch.device) -> dict:
     """Every kernel against float64, with uninitialised memory filled with NaN."""
     torch.use_deterministic_algorithms(True, warn_only=True)
-    errors = {"describe": agreement.describe_errors(device)}
+    errors = {"describe": agreement.describe_errors(device), "scale": agreement.scale_errors(device)}
     for name, stages in agreement.STAGES.items():
         errors[name] = agreement.controller_errors(stages, device)
     torch.use_deterministic_algorithms(False)
@@ -87,8 +87,7 @@ def measure(model: str, batch: int, mode: str, options: argparse.Namespace, devi
     for name in options.variants:
         try:
             forget()
-            with fresh_cache():
-                steps[name] = TrainingStep(variant(name, model, classes), case)
+            steps[name] = TrainingStep(variant(name, model, classes), case)
             print(f"  built {name}: first step {steps[name].first_seconds:.1f} s", flush=True)
         except Exception:
             print(f"  {name} failed:\n{traceback.format_exc(limit=-6)}", flush=True)
@@ -104,7 +103,8 @@ def measure(model: str, batch: int, mode: str, options: argparse.Namespace, devi
         }
         result["variants"][name] = entry
     if device.type == "cuda":
-        count_kernels(steps, result["variants"])
+        with quiet():
+            count_kernels(steps, result["variants"])
     print_table(result)
     return result
 

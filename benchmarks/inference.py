@@ -4,6 +4,7 @@ python benchmarks/inference.py cifar/resnet56:64 timm/resnet50:64 --modes eager 
 """
 
 import argparse
+import copy
 import json
 import pathlib
 import sys
@@ -20,32 +21,34 @@ from timestepper.bench.timing import interleaved  # noqa: E402
 from timestepper.bench.training import MODES, Case, forget, runtime  # noqa: E402
 
 
-def networks(model: str, classes: int) -> tuple[torch.nn.Module, torch.nn.Module, torch.nn.Module]:
-    """Plain, attached with step sizes that are not all alike, and folded."""
+def networks(model: str, classes: int) -> dict[str, torch.nn.Module]:
+    """Plain, plain once more for the noise between two builds, attached with unlike step sizes, and folded."""
     attached = peers.build("lstm", model, classes)
     for parameter in attached.controllers.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return peers.build("plain", model, classes), attached, timestepper.fold(attached)
+    plain = peers.build("plain", model, classes)
+    return {"plain": plain, "again": copy.deepcopy(plain), "attached": attached, "folded": timestepper.fold(attached)}
 
 
 def same_as_plain(model: str, classes: int, pixels: int) -> dict:
     """Graphs and files, on the CPU with one image."""
-    plain, _, folded = networks(model, classes)
+    found = networks(model, classes)
+    plain, folded = found["plain"], found["folded"]
     images = torch.randn(1, 3, pixels, pixels)
     differences = inference.graph_differences(plain, folded, images)
-    found: dict = {"nodes": len(inference.graph_nodes(plain, images)), "graph_differences": differences}
+    same: dict = {"nodes": len(inference.graph_nodes(plain, images)), "graph_differences": differences}
     try:
-        found["onnx_bytes"] = [inference.onnx_bytes(network, images) for network in (plain, folded)]
+        same["onnx_bytes"] = [inference.onnx_bytes(network, images) for network in (plain, folded)]
     except Exception as error:
-        found["onnx_skipped"] = f"{type(error).__name__}: {error}"
-    return found
+        same["onnx_skipped"] = f"{type(error).__name__}: {error}"
+    return same
 
 
 def latency(model: str, classes: int, pixels: int, batch: int, mode: str, options: argparse.Namespace) -> dict:
     device = torch.device(options.device)
     case = Case(batch, (3, pixels, pixels), classes, runtime(mode, device, options.precision, pixels > 32))
     calls = {}
-    for name, network in zip(("plain", "attached", "folded"), networks(model, classes), strict=True):
+    for name, network in networks(model, classes).items():
         if case.runtime.cuda_graph:
             forget()
         calls[name] = inference.Inference(network, case)

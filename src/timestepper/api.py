@@ -57,6 +57,7 @@ class Attached(nn.Module):
     stepping: Stepping
     fused: bool | None  # kernels for the controllers: None where they can run, True or False to insist
     _entries: list[tuple[reparam.Entry, ...]]
+    _places: list[int]  # of each entry: where its step sizes begin among those of all sites
 
     def __init__(self, base: nn.Module, stepping: Stepping):
         super().__init__()
@@ -78,7 +79,7 @@ class Attached(nn.Module):
         entries = [reparam.entries(base, site.last, site.gate) for stage in stepping.stages for site in stage.sites]
         reparam.refuse_shared(base, entries)
         # Past __setattr__: a base network may have settings of these names, which stay as they are.
-        self.__dict__.update(stepping=stepping, _entries=entries, fused=None)
+        self.__dict__.update(stepping=stepping, _entries=entries, _places=_places(stepping.stages, entries), fused=None)
         self.training = base.training
 
     def forward(self, *args, **kwargs):
@@ -90,23 +91,35 @@ class Attached(nn.Module):
     def effective_parameters(self) -> dict[str, Tensor]:
         """The parameters that the base network runs with, where they differ from the trained ones."""
         with _no_autocast(self):
-            step_sizes = [row for stage in self._step_sizes() for row in stage.unbind()]
-            names = (entry.parameter for site in self._entries for entry in site)
+            steps = self._steps()
+            names = [entry.parameter for site in self._entries for entry in site]
             parameters = {name: attrgetter(name)(self._base) for name in names}  # traced faster than get_parameter
+            if self.fused is not False and fused.scales([*parameters.values()], steps, insist=self.fused is True):
+                scaled = fused.scale([*parameters.values()], steps, self._places)
+                return dict(zip(names, scaled, strict=True))
+            step_sizes = [row for stage in self._by_stage(steps) for row in stage.unbind()]
             return reparam.effective(parameters, self._entries, step_sizes)
 
     def controlled(self) -> list[tuple[Stage, Controller]]:
         """Each stage with the controller that it owns."""
         return list(zip(self.stepping.stages, cast(Iterable[Controller], self.controllers.values()), strict=True))
 
-    def _step_sizes(self) -> list[Tensor]:
+    def _by_stage(self, steps: Tensor) -> list[Tensor]:
+        """Step sizes of each stage, (L, C)."""
+        shapes = [(len(stage.sites), stage.channels) for stage in self.stepping.stages]
+        parts = steps.split([sites * channels for sites, channels in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def _steps(self) -> Tensor:
+        """Step sizes of all sites, one after the other."""
         if self.fused is not False and self.stepping.descriptor == "mean":
             stages, controllers = zip(*self.controlled(), strict=True)
             convs = [conv for stage in stages for site in stage.sites for conv in site.convs]
             weights = [attrgetter(f"{conv}.weight")(self._base) for conv in convs]
             if fused.fits(weights, controllers, insist=self.fused is True):
                 return fused.step_sizes(weights, controllers, gradient=self.stepping.descriptor_gradient)
-        return [controller(self.descriptors(stage, controller)) for stage, controller in self.controlled()]
+        stages = [controller(self.descriptors(stage, controller)) for stage, controller in self.controlled()]
+        return torch.cat([stage.flatten() for stage in stages])
 
     def descriptors(self, stage: Stage, controller: Controller) -> Tensor:
         """What describes a stage, (L, D) in float32 or better; empty where the controller reads no weights."""
@@ -219,7 +232,8 @@ def step_sizes(net: nn.Module) -> dict[str, Tensor]:
     """Step sizes by stage, each (depth, channels)."""
     attached = find_attached(net)
     with _no_autocast(attached):
-        return {stage.name: dt for stage, dt in zip(attached.stepping.stages, attached._step_sizes(), strict=True)}
+        found = attached._by_stage(attached._steps())
+    return {stage.name: dt for stage, dt in zip(attached.stepping.stages, found, strict=True)}
 
 
 def evolution_time(net: nn.Module) -> dict[str, float]:
@@ -238,6 +252,12 @@ def find_attached(net: nn.Module) -> Attached:
             raise NotAttachedError(f"{type(net).__name__} has no controllers; call timestepper.attach first")
         inner = wrapped
     return inner
+
+
+def _places(stages: tuple[Stage, ...], entries: list[tuple[reparam.Entry, ...]]) -> list[int]:
+    widths = [stage.channels for stage in stages for _ in stage.sites]
+    begins = [sum(widths[:site]) for site in range(len(widths))]
+    return [begin for begin, site in zip(begins, entries, strict=True) for _ in site]
 
 
 _NO_CHECKPOINTING = (

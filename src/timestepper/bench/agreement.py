@@ -69,6 +69,25 @@ def describe_errors(device: torch.device, seed: int = 0) -> dict[str, float]:
     return errors
 
 
+def scale_errors(device: torch.device, seed: int = 0) -> dict[str, float]:
+    """Parameters times step sizes and the gradients of both; a site may have one parameter or several."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [16, 16, 300, 70, 70, 70]
+    places = [70, 70, 86, 0, 0, 0]
+    parameters = [torch.randn(size, generator=generator) for size in sizes]
+    steps, gradient = torch.rand(386, generator=generator), torch.randn(sum(sizes), generator=generator)
+    exact = [parameter.double() for parameter in parameters]
+    product = reference.scale(exact, steps.double(), places)
+    expected = reference.scale_backward(gradient.double(), exact, steps.double(), places)
+    placed, dt = [parameter.to(device) for parameter in parameters], steps.to(device)
+    found = ops.scale_backward(gradient.to(device), placed, dt, places)
+    return {
+        "product": relative_error(ops.scale(placed, dt, places), product),
+        "gradient of parameters": relative_error(found[0], expected[0]),
+        "gradient of step sizes": relative_error(found[1], expected[1]),
+    }
+
+
 def relative_error(found: Tensor, expected: Tensor) -> float:
     """Norm of the difference over the norm; NaN counts as infinite."""
     error = float((found.double().cpu() - expected).norm() / expected.norm().clamp(min=1e-30))

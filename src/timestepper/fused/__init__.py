@@ -1,8 +1,9 @@
 """Controllers in a handful of kernels instead of hundreds: same step sizes, same gradients.
 
-One kernel describes all convolutions of a network, and a few more run the LSTM controllers of all its stages. Used for
-float32 networks on CUDA where Triton is there; elsewhere the plain PyTorch of ``controllers`` runs. Gradients of
-gradients are not supported: switch it off with ``net.fused = False``.
+One kernel describes all convolutions of a network, a few more run the LSTM controllers of all its stages, and one
+multiplies step sizes into the parameters of all batch norms. Used for float32 networks on CUDA where Triton is there;
+elsewhere the plain PyTorch of ``controllers`` runs. Gradients of gradients are not supported: switch it off with
+``net.fused = False``.
 """
 
 import importlib.util
@@ -33,8 +34,8 @@ def fits(weights: list[Tensor], controllers: Sequence[Controller], insist: bool 
     return False
 
 
-def step_sizes(weights: list[Tensor], controllers: Sequence[Controller], gradient: bool = True) -> list[Tensor]:
-    """Step sizes of all stages, each (L, C); the weights are those of all described convolutions in order.
+def step_sizes(weights: list[Tensor], controllers: Sequence[Controller], gradient: bool = True) -> Tensor:
+    """Step sizes of all stages in one vector; the weights are those of all described convolutions in order.
 
     ``gradient=False`` stops the gradient at the weights.
     """
@@ -43,11 +44,23 @@ def step_sizes(weights: list[Tensor], controllers: Sequence[Controller], gradien
     if not all(type(controller) is LSTM and controller.shape.hidden <= WIDEST for controller in controllers):
         rows = described.split([shape.sites * shape.descriptor for shape in shapes])
         stages = zip(controllers, rows, shapes, strict=True)
-        return [controller(part.view(shape.sites, shape.descriptor)) for controller, part, shape in stages]
+        found = [controller(part.view(shape.sites, shape.descriptor)) for controller, part, shape in stages]
+        return torch.cat([stage.flatten() for stage in found])
     numbers = [n for shape in shapes for n in (shape.sites, shape.descriptor, shape.channels, shape.hidden)]
     steps, _, _ = ops.lstm_steps(described, _parameters(controllers), numbers)
-    parts = steps.split([shape.sites * shape.channels for shape in shapes])
-    return [part.view(shape.sites, shape.channels) for part, shape in zip(parts, shapes, strict=True)]
+    return steps
+
+
+def scales(parameters: list[Tensor], steps: Tensor, insist: bool = False) -> bool:
+    """Whether one kernel can multiply these parameters by their step sizes: all of them one number per channel."""
+    alike = all(p.dim() == 1 and p.is_contiguous() and p.dtype == steps.dtype for p in parameters)
+    placed = all(parameter.device == steps.device for parameter in parameters)
+    return alike and placed and (insist or (_TRITON and steps.is_cuda and steps.dtype == torch.float32))
+
+
+def scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> list[Tensor]:
+    """Each parameter times its step sizes, which begin at its place in the vector of all step sizes."""
+    return [*ops.scale(parameters, steps, places).split([parameter.numel() for parameter in parameters])]
 
 
 def _obstacle(weights: list[Tensor], controllers: Sequence[Controller]) -> str | None:

@@ -18,12 +18,14 @@ SOURCE = tl.constexpr(layout.SOURCE)
 TARGET = tl.constexpr(layout.TARGET)
 WEIGHT_GRADIENT = tl.constexpr(layout.WEIGHT_GRADIENT)
 BIAS_GRADIENT = tl.constexpr(layout.BIAS_GRADIENT)
+FIRST_TILE = tl.constexpr(layout.FIRST_TILE)
 WIDTH = tl.constexpr(layout.WIDTH)
 MATRICES = tl.constexpr(layout.MATRICES)
 GATES_X = tl.constexpr(layout.GATES_X)
 GATES_H = tl.constexpr(layout.GATES_H)
 INPUT = tl.constexpr(layout.INPUT)
 OUTPUT = tl.constexpr(layout.OUTPUT)
+SCALE_WIDTH = tl.constexpr(layout.SCALE_WIDTH)
 
 
 @triton.jit
@@ -141,46 +143,53 @@ def affine_backward(
 @triton.jit
 def weight_gradients(
     table,
+    matrices,
     described,
     state,
     state_gradients,
     step_gradients,
     out,
+    BLOCK_M: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Gradients of all weights and biases: sum over sites of target gradient x source. Grid: matrices, rows, columns.
+    """Gradients of all weights and biases: sum over sites of target gradient x source. Grid: tiles of all matrices.
 
-    A matrix here is one of the four of one stage.
+    A matrix here is one of the four of one stage; the table says which of all tiles is its first.
     """
-    matrix = tl.program_id(0) % MATRICES
-    row = table + tl.program_id(0) * WIDTH
+    tile = tl.program_id(0)
+    every = tl.arange(0, BLOCK_M)
+    firsts = tl.load(table + every * WIDTH + FIRST_TILE, mask=every < matrices, other=1 << 30).to(tl.int32)
+    number = tl.sum((firsts <= tile).to(tl.int32), 0) - 1
+    matrix = number % MATRICES
+    row = table + number * WIDTH
     rows = _integer(row, ROWS)
     columns = _integer(row, COLUMNS)
-    if (tl.program_id(1) * BLOCK_N < rows) & (tl.program_id(2) * BLOCK_K < columns):
-        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-        k = tl.program_id(2) * BLOCK_K + tl.arange(0, BLOCK_K)
-        length = _integer(row, LENGTH)
-        # The hidden state that a site's gates read is that of the site before; their gradient is that of the x half.
-        before = tl.where(matrix == GATES_H, 1, 0)
-        target = _integer(row - before * WIDTH, TARGET)
-        gradients = tl.where(matrix == OUTPUT, step_gradients, state_gradients) + target
-        sources = tl.where(matrix == INPUT, described, state) + _integer(row, SOURCE)
-        total = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-        bias = tl.zeros([BLOCK_N], tl.float32)
-        for first in range(0, length, BLOCK_T):
-            t = first + tl.arange(0, BLOCK_T)
-            g_inside = (n < rows)[:, None] & (t < length)[None, :]
-            g = tl.load(gradients + t[None, :] * rows + n[:, None], mask=g_inside, other=0.0)
-            s_inside = ((t >= before) & (t < length))[:, None] & (k < columns)[None, :]
-            s = tl.load(sources + (t - before)[:, None] * columns + k[None, :], mask=s_inside, other=0.0)
-            total += tl.dot(g, s, input_precision="ieee")
-            bias += tl.sum(g, 1)
-        inside = (n < rows)[:, None] & (k < columns)[None, :]
-        tl.store(out + _integer(row, WEIGHT_GRADIENT) + n[:, None] * columns + k[None, :], total, mask=inside)
-        if (tl.program_id(2) == 0) & (matrix != GATES_H):
-            tl.store(out + _integer(row, BIAS_GRADIENT) + n, bias, mask=n < rows)
+    tile -= _integer(row, FIRST_TILE)
+    across = tl.cdiv(columns, BLOCK_K)
+    n = (tile // across) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = (tile % across) * BLOCK_K + tl.arange(0, BLOCK_K)
+    length = _integer(row, LENGTH)
+    # The hidden state that a site's gates read is that of the site before; their gradient is that of the x half.
+    before = tl.where(matrix == GATES_H, 1, 0)
+    target = _integer(row - before * WIDTH, TARGET)
+    gradients = tl.where(matrix == OUTPUT, step_gradients, state_gradients) + target
+    sources = tl.where(matrix == INPUT, described, state) + _integer(row, SOURCE)
+    total = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    bias = tl.zeros([BLOCK_N], tl.float32)
+    for first in range(0, length, BLOCK_T):
+        t = first + tl.arange(0, BLOCK_T)
+        g_inside = (n < rows)[:, None] & (t < length)[None, :]
+        g = tl.load(gradients + t[None, :] * rows + n[:, None], mask=g_inside, other=0.0)
+        s_inside = ((t >= before) & (t < length))[:, None] & (k < columns)[None, :]
+        s = tl.load(sources + (t - before)[:, None] * columns + k[None, :], mask=s_inside, other=0.0)
+        total += tl.dot(g, s, input_precision="ieee")
+        bias += tl.sum(g, 1)
+    inside = (n < rows)[:, None] & (k < columns)[None, :]
+    tl.store(out + _integer(row, WEIGHT_GRADIENT) + n[:, None] * columns + k[None, :], total, mask=inside)
+    if (tile % across == 0) & (matrix != GATES_H):
+        tl.store(out + _integer(row, BIAS_GRADIENT) + n, bias, mask=n < rows)
 
 
 @triton.jit
@@ -360,3 +369,35 @@ def lstm_site_backward(table, state, gradient, step, BLOCK_U: tl.constexpr, HIDD
         dc = tl.load(carried + hidden, mask=_not_first(unit, hidden, step), other=0.0)
         _, _, _, _, dc = _cell_backward(state + gates, state + cells, gradient + gates, unit, hidden, site, dh, dc)
         tl.store(carried, dc, mask=valid)
+
+
+@triton.jit
+def scale(table, steps, out, BLOCK: tl.constexpr):
+    """Step sizes into the parameters that they enter, all sites in one launch. Grid: sites, blocks of channels."""
+    row = table + tl.program_id(0) * SCALE_WIDTH
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = channel < _integer(row, 1)
+    dt = tl.load(steps + _integer(row, 0) + channel, mask=inside, other=0.0)
+    first = _integer(row, 2)
+    for entry in range(first, first + _integer(row, 3)):
+        entry_row = table + entry * SCALE_WIDTH
+        parameter = tl.load(_address(entry_row, 0) + channel, mask=inside, other=0.0)
+        tl.store(out + _integer(entry_row, 1) + channel, parameter * dt, mask=inside)
+
+
+@triton.jit
+def scale_backward(table, steps, gradient, parameter_gradients, step_gradients, BLOCK: tl.constexpr):
+    """Gradients of the parameters and of the step sizes. Grid: sites, blocks of channels."""
+    row = table + tl.program_id(0) * SCALE_WIDTH
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = channel < _integer(row, 1)
+    dt = tl.load(steps + _integer(row, 0) + channel, mask=inside, other=0.0)
+    total = tl.zeros([BLOCK], tl.float32)
+    first = _integer(row, 2)
+    for entry in range(first, first + _integer(row, 3)):
+        entry_row = table + entry * SCALE_WIDTH
+        place = _integer(entry_row, 1) + channel
+        g = tl.load(gradient + place, mask=inside, other=0.0)
+        total += g * tl.load(_address(entry_row, 0) + channel, mask=inside, other=0.0)
+        tl.store(parameter_gradients + place, g * dt, mask=inside)
+    tl.store(step_gradients + _integer(row, 0) + channel, total, mask=inside)

@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from timestepper.fused import kernels
-from timestepper.fused.layout import GATES_X, INPUT, MATRICES, OUTPUT, Layout, to_device
+from timestepper.fused.layout import GATES_X, INPUT, MATRICES, OUTPUT, TILE, Layout, scale_rows, to_device
 
 NARROW = 64  # the widest stage whose four recurrent matrices fit the registers of one block
 UNITS = 8  # of one block in a wide stage
@@ -15,6 +15,7 @@ UNITS = 8  # of one block in a wide stage
 # activations, so that a unit should have few holders; backward the sums leave one unit to each thread anyway.
 FORWARD_WARPS = {16: 8, 32: 16, 64: 16}
 BACKWARD_WARPS = {16: 1, 32: 8, 64: 16}
+_ELEMENTS = 4096  # of a matrix in one block: what a few warps can have on its way at a time
 
 
 def describe(weights: list[Tensor]) -> Tensor:
@@ -27,7 +28,8 @@ def describe(weights: list[Tensor]) -> Tensor:
         rows.append((weight.data_ptr(), offset, results, taps, weight.shape[1], *strides))
         offset += results
     out = weights[0].new_empty(offset)
-    block, inputs = 64, _power(max(row[4] for row in rows), 16, 64)
+    inputs = _power(max(row[4] for row in rows), 64, 256)
+    block = _ELEMENTS // inputs
     grid = (len(rows), triton.cdiv(max(row[2] for row in rows), block))
     kernels.describe[grid](to_device(tuple(rows), out.device), out, block, inputs)
     return out
@@ -55,37 +57,43 @@ def backward(
     described_gradient = torch.empty_like(described)
     parameter_gradient = state.new_empty(layout.parameters[-1])
     _affine_backward(table, output_gradient, state_gradient, state, layout, OUTPUT, False)
-    _recurrence(
-        layout, kernels.lstm_backward, kernels.lstm_site_backward, BACKWARD_WARPS, table, state, state_gradient
-    )
+    _recurrence(layout, kernels.lstm_backward, kernels.lstm_site_backward, BACKWARD_WARPS, table, state, state_gradient)
     _affine_backward(table, state_gradient, state_gradient, state, layout, GATES_X, True)
     _affine_backward(table, state_gradient, described_gradient, described, layout, INPUT, False)
-    extents = [layout.extent(matrix) for matrix in range(MATRICES)]
-    grid = (
-        MATRICES * len(layout.shapes),
-        triton.cdiv(max(n for n, _ in extents), 32),
-        triton.cdiv(max(k for _, k in extents), 64),
-    )
-    kernels.weight_gradients[grid](
-        table, described, state, state_gradient, output_gradient, parameter_gradient, BLOCK_T=16, BLOCK_N=32, BLOCK_K=64
+    matrices = MATRICES * len(layout.shapes)
+    kernels.weight_gradients[(layout.tiles[-1],)](
+        table,
+        matrices,
+        described,
+        state,
+        state_gradient,
+        output_gradient,
+        parameter_gradient,
+        BLOCK_M=_power(matrices, 4, 1 << 20),
+        BLOCK_T=16,
+        BLOCK_N=TILE[0],
+        BLOCK_K=TILE[1],
     )
     return parameter_gradient, described_gradient
 
 
 def _affine(table: Tensor, source: Tensor, target: Tensor, layout: Layout, matrix: int, activation: str) -> None:
     n, k = layout.extent(matrix)
-    rows = 16
+    rows, columns = 8, _power(k, 16, _ELEMENTS // 8)
     grid = (len(layout.shapes), layout.depth, triton.cdiv(n, rows))
-    kernels.affine[grid](table, source, target, matrix, activation, rows, _power(k, 16, 256))
+    kernels.affine[grid](table, source, target, matrix, activation, rows, columns, num_warps=_warps(rows * columns))
 
 
 def _affine_backward(
     table: Tensor, gradient: Tensor, out: Tensor, source: Tensor, layout: Layout, matrix: int, relu: bool
 ) -> None:
     n, k = layout.extent(matrix)
-    columns = _power(k, 16, 64)
+    rows = _power(n, 16, _ELEMENTS // 16)  # the sum runs over the rows: few rounds of many
+    columns = _power(min(k, _ELEMENTS // rows), 16, 64)
     grid = (len(layout.shapes), layout.depth, triton.cdiv(k, columns))
-    kernels.affine_backward[grid](table, gradient, out, source, matrix, relu, _power(n, 16, 64), columns)
+    kernels.affine_backward[grid](
+        table, gradient, out, source, matrix, relu, rows, columns, num_warps=_warps(rows * columns)
+    )
 
 
 def _recurrence(layout: Layout, whole: Any, single: Any, warps: dict[int, int], *tensors: Tensor) -> None:
@@ -98,6 +106,34 @@ def _recurrence(layout: Layout, whole: Any, single: Any, warps: dict[int, int], 
     grid = (stages, triton.cdiv(hidden, UNITS))
     for site in range(layout.depth):
         single[grid](*tensors, site, UNITS, hidden, num_warps=8)
+
+
+def scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> Tensor:
+    table, grid, block = _scaling(parameters, steps, places)
+    out = steps.new_empty(sum(parameter.numel() for parameter in parameters))
+    kernels.scale[grid](table, steps, out, block)
+    return out
+
+
+def scale_backward(
+    gradient: Tensor, parameters: list[Tensor], steps: Tensor, places: list[int]
+) -> tuple[Tensor, Tensor]:
+    table, grid, block = _scaling(parameters, steps, places)
+    parameter_gradients, step_gradients = torch.empty_like(gradient), torch.empty_like(steps)
+    kernels.scale_backward[grid](table, steps, gradient, parameter_gradients, step_gradients, block)
+    return parameter_gradients, step_gradients
+
+
+def _scaling(parameters: list[Tensor], steps: Tensor, places: list[int]) -> tuple[Tensor, tuple[int, int], int]:
+    """Table, grid and block size."""
+    sizes = [parameter.numel() for parameter in parameters]
+    rows = scale_rows([parameter.data_ptr() for parameter in parameters], sizes, places)
+    block = _power(max(sizes), 16, 128)
+    return to_device(tuple(rows), steps.device), (len(set(places)), triton.cdiv(max(sizes), block)), block
+
+
+def _warps(elements: int) -> int:
+    return 8 if elements >= _ELEMENTS else 4
 
 
 def _power(size: int, least: int, most: int) -> int:

@@ -19,8 +19,10 @@ from torch import Tensor
 INPUT, GATES_X, GATES_H, OUTPUT = range(4)
 MATRICES = 4
 # Columns of the table. Each row is one affine map "source (L, K) -> target (L, N)" of one stage.
-WEIGHT, BIAS, LENGTH, ROWS, COLUMNS, SOURCE, TARGET, WEIGHT_GRADIENT, BIAS_GRADIENT = range(9)
-WIDTH = 9
+WEIGHT, BIAS, LENGTH, ROWS, COLUMNS, SOURCE, TARGET, WEIGHT_GRADIENT, BIAS_GRADIENT, FIRST_TILE = range(10)
+WIDTH = 10
+TILE = (32, 64)  # rows and columns of one block in the gradients of the matrices
+SCALE_WIDTH = 4  # of a row in the table of parameters that step sizes enter
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,15 @@ class Layout:
         }[matrix]
         return max(n for n, _ in sizes), max(k for _, k in sizes)
 
+    @cached_property
+    def tiles(self) -> list[int]:
+        """Where each matrix's tiles begin, four matrices per stage, and the total."""
+        sizes = [size for _, d, c, h in self.shapes for size in ((h, d), (4 * h, h), (4 * h, h), (c, h))]
+        return _offsets([-(-n // TILE[0]) * -(-k // TILE[1]) for n, k in sizes])
+
     def rows(self, addresses: list[int]) -> list[list[int]]:
         """The table: four rows per stage, in the order of the matrices."""
-        rows = []
+        rows: list[list[int]] = []
         for stage, (length, d, c, h) in enumerate(self.shapes):
             w_in, b_in, w_x, w_h, b, w_out, b_out = addresses[7 * stage : 7 * stage + 7]
             g_in, g_b_in, g_x, g_h, g_b, g_out, g_b_out = self.parameters[7 * stage : 7 * stage + 7]
@@ -78,7 +86,7 @@ class Layout:
                 [w_h, b, length, 4 * h, h, hidden, cell, g_h, g_b],
                 [w_out, b_out, length, c, h, hidden, self.steps[stage], g_out, g_b_out],
             ]
-        return rows
+        return [[*row, tile] for row, tile in zip(rows, self.tiles, strict=False)]
 
 
 @lru_cache(maxsize=256)
@@ -93,6 +101,23 @@ def _offsets(sizes: list[int]) -> list[int]:
     for size in sizes:
         offsets.append(offsets[-1] + size)
     return offsets
+
+
+def scale_rows(addresses: list[int], sizes: list[int], places: list[int]) -> list[tuple[int, int, int, int]]:
+    """The table of the parameters that step sizes enter: a row for every site, then one for every parameter.
+
+    Site: where its step sizes begin, how many, its first parameter's row, how many. Parameter: address, offset.
+    ``places`` says for each parameter where its step sizes begin; those of one site follow each other.
+    """
+    sites = list(dict.fromkeys(zip(places, sizes, strict=True)))
+    offsets = _offsets(sizes)
+    first = len(sites)
+    rows = []
+    for place, size in sites:
+        count = places.count(place)
+        rows.append((place, size, first, count))
+        first += count
+    return rows + [(address, offset, 0, 0) for address, offset in zip(addresses, offsets, strict=False)]
 
 
 # -- tables on the device ----------------------------------------------------------------------------------------------

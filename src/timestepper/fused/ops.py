@@ -1,7 +1,8 @@
 """The operators that PyTorch sees: opaque to ``torch.compile``, so that neither graph nor compile time grows.
 
-``timestepper::describe`` and ``timestepper::lstm_steps`` with their gradients. On CUDA (and under Triton's interpreter)
-they launch kernels; elsewhere they run the reference, which is how the wiring itself is tested in float64.
+``timestepper::describe``, ``timestepper::lstm_steps`` and ``timestepper::scale`` with their gradients. On CUDA (and
+under Triton's interpreter) they launch kernels; elsewhere they run the reference, which is how the wiring itself is
+tested in float64.
 """
 
 import os
@@ -128,3 +129,60 @@ def _lstm_backward(ctx, gradient: Tensor | None, *_):
 
 
 lstm_steps.register_autograd(_lstm_backward, setup_context=_lstm_context)
+
+
+# -- step sizes into parameters ----------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("timestepper::scale", mutates_args=())
+def scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> Tensor:
+    """Each parameter times its step sizes, which begin at its place in ``steps``; all products in one vector.
+
+    Opaque to the compiler on purpose: it would carry the product into the pass over the features, which reads the
+    parameters once per element and would then read and multiply the step sizes there, too.
+    """
+    if not _by_kernel(steps):
+        return reference.scale(parameters, steps, places)
+    from timestepper.fused import launch
+
+    with torch.cuda.device_of(steps):
+        return launch.scale(parameters, steps, places)
+
+
+@scale.register_fake
+def _(parameters: list[Tensor], steps: Tensor, places: list[int]) -> Tensor:
+    return steps.new_empty(sum(parameter.numel() for parameter in parameters))
+
+
+@torch.library.custom_op("timestepper::scale_backward", mutates_args=())
+def scale_backward(
+    gradient: Tensor, parameters: list[Tensor], steps: Tensor, places: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the parameters, flat in their order, and of the step sizes."""
+    if not _by_kernel(steps):
+        return reference.scale_backward(gradient, parameters, steps, places)
+    from timestepper.fused import launch
+
+    with torch.cuda.device_of(steps):
+        return launch.scale_backward(gradient.contiguous(), parameters, steps, places)
+
+
+@scale_backward.register_fake
+def _(gradient: Tensor, parameters: list[Tensor], steps: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(gradient, memory_format=torch.contiguous_format), torch.empty_like(steps)
+
+
+def _scale_context(ctx, inputs, output) -> None:
+    parameters, steps, ctx.places = inputs
+    ctx.save_for_backward(steps, *parameters)
+
+
+def _scale_backward(ctx, gradient: Tensor):
+    steps, *parameters = ctx.saved_tensors
+    flat, step_gradient = scale_backward(gradient, parameters, steps, ctx.places)
+    parts = flat.split([parameter.numel() for parameter in parameters])
+    gradients = [part if needed else None for part, needed in zip(parts, ctx.needs_input_grad[0], strict=True)]
+    return gradients, step_gradient if ctx.needs_input_grad[1] else None, None
+
+
+scale.register_autograd(_scale_backward, setup_context=_scale_context)

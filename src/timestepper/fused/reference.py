@@ -63,6 +63,22 @@ def backward(
     return torch.cat([g.flatten() for g in found]), torch.cat([g.flatten() for g in described_gradients])
 
 
+def scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> Tensor:
+    """Each parameter times its step sizes, one after the other."""
+    return torch.cat([p * steps[place : place + p.numel()] for p, place in zip(parameters, places, strict=True)])
+
+
+def scale_backward(
+    gradient: Tensor, parameters: list[Tensor], steps: Tensor, places: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the parameters, one after the other, and of the step sizes."""
+    parts = gradient.split([parameter.numel() for parameter in parameters])
+    step_gradient = torch.zeros_like(steps)
+    for part, parameter, place in zip(parts, parameters, places, strict=True):
+        step_gradient[place : place + parameter.numel()] += part * parameter
+    return scale([*parts], steps, places), step_gradient
+
+
 def lstm_backward(dh_out: Tensor, gates: Tensor, cells: Tensor, w_h: Tensor) -> Tensor:
     """Gradient of the gates before their activations, (L, 4H), from that of the hidden states, (L, H)."""
     dz = torch.zeros_like(gates)

@@ -8,6 +8,7 @@ import timestepper
 from timestepper.bench import peers, timing
 from timestepper.bench.floor import Ceilings, Floor, training_floor
 from timestepper.bench.inference import graph_differences
+from timestepper.bench.training import Case, TrainingStep, forget, runtime
 from timestepper.errors import UnknownNameError
 from timestepper.models import CifarResNet
 
@@ -110,3 +111,15 @@ def test_folded_graph_is_plain_node_for_node(model):
 def test_graph_comparison_sees_a_peer():
     plain, other = (peers.build(name, "cifar/resnet8", 10) for name in ("plain", "rezero"))
     assert graph_differences(plain, other, torch.randn(1, 3, 32, 32))
+
+
+@pytest.mark.slow
+def test_a_first_step_compiles_anew():
+    """What an earlier compilation left on disk would make the time of a later one too small to compare."""
+    case = Case(2, (3, 8, 8), 4, runtime("compiled", CPU, "float32", False))
+    for _ in range(2):
+        forget()
+        torch._dynamo.utils.counters.clear()
+        TrainingStep(nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), case)
+        assert torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"] > 0
+        assert torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"] == 0

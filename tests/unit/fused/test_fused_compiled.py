@@ -7,19 +7,34 @@ pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from timestepper.fused import kernels, ops
+from timestepper.fused import kernels, launch, ops
 
 pytestmark = pytest.mark.skipif(ops.INTERPRETED, reason="interpreted kernels cannot be compiled")
 
 TABLE, FLOATS, INTEGER = "*i64", "*fp32", "i32"
 STATE = {"table": TABLE, "state": FLOATS}
+WIDE = {"BLOCK_U": launch.UNITS, "HIDDEN": 128}
 BACK = STATE | {"gradient": FLOATS}
 CASES = {
-    "lstm, one warp": (kernels.lstm, STATE, {"HIDDEN": 16}, 1),
-    "lstm": (kernels.lstm, STATE, {"HIDDEN": 64}, 8),
-    "lstm_backward": (kernels.lstm_backward, BACK, {"HIDDEN": 64}, 8),
-    "lstm_site": (kernels.lstm_site, STATE | {"site": INTEGER}, {"BLOCK_U": 16, "HIDDEN": 128}, 8),
-    "lstm_site_backward": (kernels.lstm_site_backward, BACK | {"step": INTEGER}, {"BLOCK_U": 16, "HIDDEN": 128}, 8),
+    "lstm, narrow": (kernels.lstm, STATE, {"HIDDEN": 16}, launch.FORWARD_WARPS[16]),
+    "lstm": (kernels.lstm, STATE, {"HIDDEN": 64}, launch.FORWARD_WARPS[64]),
+    "lstm_backward": (kernels.lstm_backward, BACK, {"HIDDEN": 64}, launch.BACKWARD_WARPS[64]),
+    "lstm_site": (kernels.lstm_site, STATE | {"site": INTEGER}, WIDE, 8),
+    "lstm_site_backward": (kernels.lstm_site_backward, BACK | {"step": INTEGER}, WIDE, 8),
+    "weight_gradients": (
+        kernels.weight_gradients,
+        {"table": TABLE, "matrices": INTEGER}
+        | dict.fromkeys(("described", "state", "state_gradients", "step_gradients", "out"), FLOATS),
+        {"BLOCK_M": 16, "BLOCK_T": 16, "BLOCK_N": 32, "BLOCK_K": 64},
+        4,
+    ),
+    "scale": (kernels.scale, {"table": TABLE, "steps": FLOATS, "out": FLOATS}, {"BLOCK": 128}, 4),
+    "scale_backward": (
+        kernels.scale_backward,
+        {"table": TABLE} | dict.fromkeys(("steps", "gradient", "parameter_gradients", "step_gradients"), FLOATS),
+        {"BLOCK": 128},
+        4,
+    ),
 }
 
 
@@ -34,7 +49,7 @@ def test_kernel_compiles_for_a_gpu(name):
     assert "cubin" in compiled(name)
 
 
-@pytest.mark.parametrize("name", ["lstm, one warp", "lstm", "lstm_site"])
+@pytest.mark.parametrize("name", ["lstm, narrow", "lstm", "lstm_site"])
 def test_all_warps_have_read_the_gates_before_one_writes_over_them(name):
     """A few units on many threads: each is loaded by several warps and stored by one. Nothing else orders the two."""
     between = compiled(name)["ttir"].split("tt.store")[0].rpartition("tt.load")[2]

@@ -33,6 +33,12 @@ def test_descriptors_agree_with_float64():
         assert error < 1e-6, name
 
 
+@pytest.mark.usefixtures("_poisoned")
+def test_scaled_parameters_agree_with_float64():
+    for name, error in agreement.scale_errors(DEVICE).items():
+        assert error < 1e-6, name
+
+
 def attached() -> Attached:
     torch.manual_seed(0)
     net = timestepper.attach(CifarResNet(14)).to(DEVICE)
@@ -41,7 +47,9 @@ def attached() -> Attached:
     return net
 
 
-def test_networks_agree_and_fold_exactly():
+def test_networks_agree_and_fold_exactly(monkeypatch):
+    # Smooth: two roundings of a step size can put a unit on two sides of a kink, which moves a gradient by far more.
+    monkeypatch.setattr("timestepper.models.cifar_resnet.F.relu", torch.nn.functional.silu)
     images = torch.randn(8, 3, 32, 32, device=DEVICE)
     found = {}
     for path in (None, False):
@@ -51,7 +59,7 @@ def test_networks_agree_and_fold_exactly():
         logits.square().sum().backward()
         found[path] = [logits.detach(), *(parameter.grad for parameter in net.parameters())]
     for mine, plain in zip(found[None], found[False], strict=True):
-        assert agreement.relative_error(mine, plain.double().cpu()) < 1e-3
+        assert agreement.relative_error(mine, plain.double().cpu()) < 1e-4
     net = attached().eval()
     with torch.no_grad():
         assert torch.equal(timestepper.fold(net)(images), net(images))
@@ -65,7 +73,7 @@ def test_graph_follows_the_weights_and_survives_other_networks():
             timestepper.step_sizes(net)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            recorded = net._step_sizes()
+            recorded = net._by_stage(net._steps())
         for _ in range(100):
             timestepper.step_sizes(attached())
         for parameter in net.parameters():

@@ -90,7 +90,7 @@ def test_copies_carry_no_addresses():
     assert torch.equal(loaded(IMAGES), logits)
 
 
-def test_compiles_into_one_graph_with_two_operators():
+def test_compiles_into_one_graph_with_three_operators():
     net = small()
     seen = []
 
@@ -104,6 +104,7 @@ def test_compiles_into_one_graph_with_two_operators():
     (targets,) = seen
     assert sum("timestepper.describe" in target for target in targets) == 1
     assert sum("timestepper.lstm_steps" in target for target in targets) == 1
+    assert sum("timestepper.scale" in target for target in targets) == 1
     torch.testing.assert_close(logits, small()(IMAGES))
 
 

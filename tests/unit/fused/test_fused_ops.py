@@ -10,7 +10,7 @@ import torch
 from timestepper import equations
 from timestepper.bench import agreement
 from timestepper.fused import ops, reference
-from timestepper.fused.layout import layout, to_device
+from timestepper.fused.layout import MATRICES, TILE, layout, scale_rows, to_device
 
 SHAPES = ((3, 12, 6, 2), (4, 10, 5, 3), (1, 7, 4, 1))
 NUMBERS = list(agreement.numbers(SHAPES))
@@ -51,10 +51,46 @@ def test_descriptor_backward_is_the_derivative():
     assert torch.autograd.gradcheck(lambda *w: ops.describe(list(w)), weights)
 
 
+def scaled():
+    generator = torch.Generator().manual_seed(1)
+    parameters = [torch.randn(n, dtype=torch.float64, generator=generator).requires_grad_() for n in (3, 3, 4)]
+    return parameters, torch.rand(7, dtype=torch.float64, generator=generator).requires_grad_(), [4, 4, 0]
+
+
+def test_scaled_parameters_are_products():
+    (weight, bias, other), steps, places = scaled()
+    expected = torch.cat([weight * steps[4:], bias * steps[4:], other * steps[:4]])
+    assert torch.equal(ops.scale([weight, bias, other], steps, places), expected)
+
+
+def test_scale_backward_is_the_derivative():
+    parameters, steps, places = scaled()
+    assert torch.autograd.gradcheck(lambda dt, *p: ops.scale(list(p), dt, places), (steps, *parameters))
+
+
+def test_scale_gives_frozen_parts_no_gradient():
+    parameters, steps, places = scaled()
+    parameters[1].requires_grad_(False)
+    ops.scale(parameters, steps.detach(), places).sum().backward()
+    assert parameters[1].grad is None
+    assert torch.equal(parameters[0].grad, steps.detach()[4:])
+
+
+def test_scale_table_has_a_row_for_every_site_and_parameter():
+    assert scale_rows([100, 200, 300], [3, 3, 4], [4, 4, 0]) == [
+        (4, 3, 2, 2),
+        (0, 4, 4, 1),
+        (100, 0, 0, 0),
+        (200, 3, 0, 0),
+        (300, 6, 0, 0),
+    ]
+
+
 def test_operators_keep_pytorchs_contract():
     described, parameters, _ = controllers()
     torch.library.opcheck(ops.lstm_steps, (described, parameters, NUMBERS))
     torch.library.opcheck(ops.describe, ([torch.randn(4, 3, 3, 3, requires_grad=True)],))
+    torch.library.opcheck(ops.scale, scaled())
 
 
 def test_gradient_of_gradient_is_refused():
@@ -94,6 +130,14 @@ def test_layout_has_no_gap_and_no_overlap():
     assert where.parameter_sizes == [parameter.numel() for parameter in parameters]
 
 
+def test_every_tile_of_the_gradients_belongs_to_one_matrix():
+    where = layout(agreement.numbers(((3, 70, 33, 64), (2, 64, 32, 8))))
+    rows = where.rows(list(range(14)))
+    tiles = [-(-row[3] // TILE[0]) * -(-row[4] // TILE[1]) for row in rows]
+    assert [row[9] for row in rows] == [sum(tiles[:matrix]) for matrix in range(2 * MATRICES)]
+    assert where.tiles[-1] == sum(tiles)
+
+
 def test_table_is_a_fresh_copy():
     rows = ((1, 2), (3, 4))
     first = to_device(rows, torch.device("cpu"))
@@ -116,9 +160,11 @@ cases = {
     "64": ((1, 5, 6, 64), (2, 4, 5, 33)),
     "65": ((3, 5, 6, 65), (1, 4, 3, 64), (2, 4, 3, 5)),
     "128": ((1, 5, 6, 128), (2, 4, 5, 3)),
+    "long rows": ((2, 600, 300, 8), (3, 5, 6, 70)),
 }
 found = {case: agreement.controller_errors(stages, device) for case, stages in cases.items()}
 found["describe"] = agreement.describe_errors(device)
+found["scale"] = agreement.scale_errors(device)
 for case, errors in found.items():
     for name, error in errors.items():
         assert error < 5e-6, (case, name, error)
