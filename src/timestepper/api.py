@@ -118,8 +118,8 @@ class Attached(nn.Module):
             weights = [attrgetter(f"{conv}.weight")(self._base) for conv in convs]
             if fused.fits(weights, controllers, insist=self.fused is True):
                 return fused.step_sizes(weights, controllers, gradient=self.stepping.descriptor_gradient)
-        stages = [controller(self.descriptors(stage, controller)) for stage, controller in self.controlled()]
-        return torch.cat([stage.flatten() for stage in stages])
+        found = [controller(self.descriptors(stage, controller)) for stage, controller in self.controlled()]
+        return torch.cat([step_sizes.flatten() for step_sizes in found])
 
     def descriptors(self, stage: Stage, controller: Controller) -> Tensor:
         """What describes a stage, (L, D) in float32 or better; empty where the controller reads no weights."""
