@@ -107,3 +107,8 @@ class StabilityError(TimestepperError, ValueError):
 
 class RecordError(TimestepperError, ValueError):
     """A damaged, hand-edited or foreign result record, or a claim file with a mistake."""
+
+
+def first_line(error: BaseException) -> str:
+    """What a foreign error says, short enough for a line of ours."""
+    return str(error).strip().partition("\n")[0][:200]

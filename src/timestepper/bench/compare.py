@@ -15,6 +15,7 @@ from timestepper.bench.floor import measure_ceilings, training_floor
 from timestepper.bench.inference import Inference
 from timestepper.bench.timing import Timing, interleaved
 from timestepper.bench.training import Case, TrainingStep, forget, runtime
+from timestepper.errors import first_line
 
 MODES_ON = {"cuda": ("eager", "graph", "compiled+graph"), "cpu": ("eager",)}
 
@@ -148,7 +149,7 @@ def _count(model: nn.Module) -> int:
 
 def _reason(error: Exception) -> str:
     place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} at {place.name}: {str(error).strip().partition(chr(10))[0][:200]}"
+    return f"{type(error).__name__} at {place.name}: {first_line(error)}"
 
 
 def default_variants(controllers: Sequence[str] = ("lstm", "two_fc", "independent")) -> tuple[str, ...]:

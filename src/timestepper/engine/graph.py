@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from timestepper.errors import first_line
+
 _WARMUP = 3
 
 
@@ -64,8 +66,7 @@ class Graphed:
                 self._output = self._function(*self._inputs)
         except RuntimeError as error:
             self._failed = True
-            reason = str(error).strip().partition("\n")[0][:200]
-            self._say(f"no CUDA graph: {reason}; running step by step")
+            self._say(f"no CUDA graph: {first_line(error)}; running step by step")
             return
         self._graph = graph
 

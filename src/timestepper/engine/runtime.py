@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from timestepper.engine.graph import Graphed
-from timestepper.errors import RecipeError, UnknownNameError
+from timestepper.errors import RecipeError, UnknownNameError, first_line
 
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("float32", "tf32", "bf16")
@@ -81,7 +81,7 @@ class Runtime:
         try:
             return model(images)
         except TorchDynamoException as error:
-            self.tell(f"not compiled: {type(error).__name__}: {_first_line(error)}; going on without torch.compile")
+            self.tell(f"not compiled: {type(error).__name__}: {first_line(error)}; going on without torch.compile")
             inner._compiled_call_impl = None
             return model(images)
 
@@ -108,7 +108,3 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     if local_rank >= count:
         raise RecipeError(f"process {local_rank} of this machine has no GPU: {count} present; start fewer processes")
     return torch.device("cuda", local_rank)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:200]

@@ -24,7 +24,7 @@ from timestepper.engine.loop import Interrupted, Training
 from timestepper.engine.rundir import RunDirectory
 from timestepper.engine.runtime import Runtime, choose_device
 from timestepper.engine.signals import Signals
-from timestepper.errors import TimestepperError
+from timestepper.errors import TimestepperError, first_line
 from timestepper.experiment import build, record
 from timestepper.experiment.run import Request, Session
 from timestepper.experiment.schema import Recipe
@@ -107,7 +107,7 @@ class Turns:
             if self._options.debug:
                 traceback.print_exc()
             known = isinstance(error, TimestepperError)
-            outcome, message = "failed", str(error) if known else f"{type(error).__name__}: {_first_line(error)}"
+            outcome, message = "failed", str(error) if known else f"{type(error).__name__}: {first_line(error)}"
         self._end(outcome, message)  # out here the error is gone, and with it what its traceback held
         return False
 
@@ -212,7 +212,3 @@ def exit_code(runs: list[Turns], stop: int) -> int:
     if "failed" in outcomes:
         return 1
     return 0 if outcomes <= {"finished", "already finished"} else 128 + stop
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:300]

@@ -202,6 +202,13 @@ def test_evaluate_keeps_its_remarks_out_of_the_json_and_needs_no_gpu_of_a_run_th
     assert result.stderr == "no CUDA graph: there is no CUDA device; running step by step\n"
 
 
+def test_evaluate_runs_in_one_process(run, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    result = CliRunner().invoke(app, ["evaluate", str(run)])
+    assert result.exit_code != 0
+    assert "start it without torchrun" in str(result.exception)
+
+
 def test_fold_gives_the_plain_class_its_weights(run, tmp_path):
     call("fold", run, "-o", tmp_path / "plain.safetensors")
     plain = create_model("cifar/resnet8", num_classes=10, in_chans=1)
