@@ -112,12 +112,17 @@ class Attached(nn.Module):
 
     def _steps(self) -> Tensor:
         """Step sizes of all sites, one after the other."""
-        if self.fused is not False and self.stepping.descriptor == "mean":
+        if self.fused is not False:
             stages, controllers = zip(*self.controlled(), strict=True)
             convs = [conv for stage in stages for site in stage.sites for conv in site.convs]
             weights = [attrgetter(f"{conv}.weight")(self._base) for conv in convs]
             if fused.fits(weights, controllers, insist=self.fused is True):
-                return fused.step_sizes(weights, controllers, gradient=self.stepping.descriptor_gradient)
+                described = fused.describe(weights, gradient=self.stepping.descriptor_gradient)
+                if self.stepping.descriptor == "visible":
+                    parts = described.split([len(stage.sites) * stage.descriptor for stage in stages])
+                    rows = [part.view(len(stage.sites), -1) for stage, part in zip(stages, parts, strict=True)]
+                    described = torch.cat([equations.visible_descriptor(stage).flatten() for stage in rows])
+                return fused.step_sizes(described, controllers)
         found = [controller(self.descriptors(stage, controller)) for stage, controller in self.controlled()]
         return torch.cat([step_sizes.flatten() for step_sizes in found])
 

@@ -34,12 +34,13 @@ def fits(weights: list[Tensor], controllers: Sequence[Controller], insist: bool 
     return False
 
 
-def step_sizes(weights: list[Tensor], controllers: Sequence[Controller], gradient: bool = True) -> Tensor:
-    """Step sizes of all stages in one vector; the weights are those of all described convolutions in order.
+def describe(weights: list[Tensor], gradient: bool = True) -> Tensor:
+    """The descriptors of all stages in one vector; ``gradient=False`` stops the gradient at the weights."""
+    return ops.describe(weights if gradient else [weight.detach() for weight in weights])
 
-    ``gradient=False`` stops the gradient at the weights.
-    """
-    described = ops.describe(weights if gradient else [weight.detach() for weight in weights])
+
+def step_sizes(described: Tensor, controllers: Sequence[Controller]) -> Tensor:
+    """Step sizes of all stages in one vector, from what the controllers are shown of all stages in one vector."""
     shapes = [controller.shape for controller in controllers]
     if not all(type(controller) is LSTM and controller.shape.hidden <= WIDEST for controller in controllers):
         rows = described.split([shape.sites * shape.descriptor for shape in shapes])

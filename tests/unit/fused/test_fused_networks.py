@@ -54,6 +54,15 @@ def test_channels_last_agrees():
         torch.testing.assert_close(mine[name], plain[name], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("gradient", [True, False])
+def test_visible_descriptors_agree(gradient):
+    net = small(descriptor="visible", descriptor_gradient=gradient)
+    plain, mine = gradients(net, False), gradients(net, True)
+    assert plain["controllers.layer1.input_weight"].shape[1] % 2 == 1  # the scale is appended
+    for name in plain:
+        torch.testing.assert_close(mine[name], plain[name], rtol=1e-9, atol=1e-9)
+
+
 def test_descriptor_gradient_can_be_stopped():
     stopped, flowing = small(descriptor_gradient=False), small()
     assert gradients(stopped, True)["layer1.0.conv1.weight"].ne(gradients(flowing, True)["layer1.0.conv1.weight"]).any()
