@@ -61,7 +61,8 @@ def scales(parameters: list[Tensor], steps: Tensor, insist: bool = False) -> boo
 
 def scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> list[Tensor]:
     """Each parameter times its step sizes, which begin at its place in the vector of all step sizes."""
-    return [*ops.scale(parameters, steps, places).split([parameter.numel() for parameter in parameters])]
+    scaled, _ = ops.scale(parameters, steps, places)
+    return [*scaled.split([parameter.numel() for parameter in parameters])]
 
 
 def _obstacle(weights: list[Tensor], controllers: Sequence[Controller]) -> str | None:

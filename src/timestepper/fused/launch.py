@@ -108,28 +108,31 @@ def _recurrence(layout: Layout, whole: Any, single: Any, warps: dict[int, int], 
         single[grid](*tensors, site, UNITS, hidden, num_warps=8)
 
 
-def scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> Tensor:
-    table, grid, block = _scaling(parameters, steps, places)
-    out = steps.new_empty(sum(parameter.numel() for parameter in parameters))
+def scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
+    """The products and the table on the device."""
+    sizes = [parameter.numel() for parameter in parameters]
+    rows = scale_rows([parameter.data_ptr() for parameter in parameters], sizes, places)
+    table = to_device(tuple(rows), steps.device)
+    out = steps.new_empty(sum(sizes))
+    grid, block = _channels(sizes, places)
     kernels.scale[grid](table, steps, out, block)
-    return out
+    return out, table
 
 
 def scale_backward(
-    gradient: Tensor, parameters: list[Tensor], steps: Tensor, places: list[int]
+    gradient: Tensor, parameters: list[Tensor], steps: Tensor, table: Tensor, places: list[int]
 ) -> tuple[Tensor, Tensor]:
-    table, grid, block = _scaling(parameters, steps, places)
+    """Gradients of the parameters, flat in their order, and of the step sizes."""
     parameter_gradients, step_gradients = torch.empty_like(gradient), torch.empty_like(steps)
+    grid, block = _channels([parameter.numel() for parameter in parameters], places)
     kernels.scale_backward[grid](table, steps, gradient, parameter_gradients, step_gradients, block)
     return parameter_gradients, step_gradients
 
 
-def _scaling(parameters: list[Tensor], steps: Tensor, places: list[int]) -> tuple[Tensor, tuple[int, int], int]:
-    """Table, grid and block size."""
-    sizes = [parameter.numel() for parameter in parameters]
-    rows = scale_rows([parameter.data_ptr() for parameter in parameters], sizes, places)
+def _channels(sizes: list[int], places: list[int]) -> tuple[tuple[int, int], int]:
+    """A grid of sites and blocks of channels, and the size of a block."""
     block = _power(max(sizes), 16, 128)
-    return to_device(tuple(rows), steps.device), (len(set(places)), triton.cdiv(max(sizes), block)), block
+    return (len(set(places)), triton.cdiv(max(sizes), block)), block
 
 
 def _warps(elements: int) -> int:

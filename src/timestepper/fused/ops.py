@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from timestepper.fused import reference
-from timestepper.fused.layout import MATRICES, WIDTH, layout
+from timestepper.fused.layout import MATRICES, SCALE_WIDTH, WIDTH, layout
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -135,14 +135,15 @@ lstm_steps.register_autograd(_lstm_backward, setup_context=_lstm_context)
 
 
 @torch.library.custom_op("timestepper::scale", mutates_args=())
-def scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> Tensor:
-    """Each parameter times its step sizes, which begin at its place in ``steps``; all products in one vector.
+def scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
+    """Each parameter times its step sizes, which begin at its place in ``steps``, all products in one vector; then the
+    table that the backward pass reads.
 
     Opaque to the compiler on purpose: it would carry the product into the pass over the features, which reads the
     parameters once per element and would then read and multiply the step sizes there, too.
     """
     if not _by_kernel(steps):
-        return reference.scale(parameters, steps, places)
+        return reference.scale(parameters, steps, places), steps.new_empty(0, dtype=torch.int64)
     from timestepper.fused import launch
 
     with torch.cuda.device_of(steps):
@@ -150,13 +151,17 @@ def scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> Tensor:
 
 
 @scale.register_fake
-def _(parameters: list[Tensor], steps: Tensor, places: list[int]) -> Tensor:
-    return steps.new_empty(sum(parameter.numel() for parameter in parameters))
+def _(parameters: list[Tensor], steps: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
+    rows = (len(set(places)) + len(places), SCALE_WIDTH)
+    return (
+        steps.new_empty(sum(parameter.numel() for parameter in parameters)),
+        steps.new_empty(rows if _by_kernel(steps) else 0, dtype=torch.int64),
+    )
 
 
 @torch.library.custom_op("timestepper::scale_backward", mutates_args=())
 def scale_backward(
-    gradient: Tensor, parameters: list[Tensor], steps: Tensor, places: list[int]
+    gradient: Tensor, parameters: list[Tensor], steps: Tensor, table: Tensor, places: list[int]
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the parameters, flat in their order, and of the step sizes."""
     if not _by_kernel(steps):
@@ -164,22 +169,27 @@ def scale_backward(
     from timestepper.fused import launch
 
     with torch.cuda.device_of(steps):
-        return launch.scale_backward(gradient.contiguous(), parameters, steps, places)
+        return launch.scale_backward(gradient.contiguous(), parameters, steps, table, places)
 
 
 @scale_backward.register_fake
-def _(gradient: Tensor, parameters: list[Tensor], steps: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
+def _(gradient, parameters, steps, table, places) -> tuple[Tensor, Tensor]:
     return torch.empty_like(gradient, memory_format=torch.contiguous_format), torch.empty_like(steps)
 
 
 def _scale_context(ctx, inputs, output) -> None:
     parameters, steps, ctx.places = inputs
-    ctx.save_for_backward(steps, *parameters)
+    _, table = output
+    ctx.mark_non_differentiable(table)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(steps, table, *parameters)
 
 
-def _scale_backward(ctx, gradient: Tensor):
-    steps, *parameters = ctx.saved_tensors
-    flat, step_gradient = scale_backward(gradient, parameters, steps, ctx.places)
+def _scale_backward(ctx, gradient: Tensor | None, _):
+    steps, table, *parameters = ctx.saved_tensors
+    if gradient is None:
+        return [None] * len(parameters), None, None
+    flat, step_gradient = scale_backward(gradient, parameters, steps, table, ctx.places)
     parts = flat.split([parameter.numel() for parameter in parameters])
     gradients = [part if needed else None for part, needed in zip(parts, ctx.needs_input_grad[0], strict=True)]
     return gradients, step_gradient if ctx.needs_input_grad[1] else None, None
