@@ -90,9 +90,11 @@ def load_exactly(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> N
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> Path:
-    """Write a safetensors file and its sha256, whole or not at all; the sum goes last, so it vouches for the file."""
+    """Write a safetensors file and its sha256, each whole or not at all; the sum goes last, so it vouches for the file.
+
+    An older file keeps its sum until it is replaced: where there is no space for the new one, it stays good.
+    """
     data = save_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    _checksum(path).unlink(missing_ok=True)
     write_atomic(path, data)
     write_atomic(_checksum(path), f"{hashlib.sha256(data).hexdigest()}  {path.name}\n".encode())
     return path

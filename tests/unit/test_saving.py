@@ -1,14 +1,16 @@
 """Controllers and folded weights on disk, and what is said when they do not fit."""
 
 import copy
+import hashlib
 import json
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import timestepper
-from timestepper.errors import CheckpointError, MismatchError
+from timestepper.errors import CheckpointError, DiskFullError, MismatchError
 from timestepper.models import CifarResNet
 
 
@@ -29,6 +31,7 @@ IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
         ("lstm", {}),
         ("lstm", {"reduction": 2}),
         ("lstm", {"descriptor": "visible"}),
+        ("lstm", {"descriptor_gradient": False}),
         ("two_fc", {}),
         ("independent", {}),
         ("fixed(0.1)", {}),
@@ -41,6 +44,7 @@ def test_controllers_come_back(tmp_path, kind, options):
     base = copy.deepcopy(timestepper.detach(net))
     back = timestepper.load_controllers(base, tmp_path / "steps.safetensors")
     assert torch.equal(back(IMAGES), net(IMAGES))
+    assert back.stepping == net.stepping
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "steps.json",
         "steps.safetensors",
@@ -58,6 +62,12 @@ def test_folded_weights_have_the_base_keys(tmp_path):
     assert torch.equal(timestepper.load_folded(CifarResNet(14, 5, width=8), path).eval()(IMAGES), net(IMAGES))
 
 
+def test_channels_last_is_a_matter_of_memory_and_not_of_files(tmp_path):
+    net = trained()
+    path = timestepper.save_folded(net.to(memory_format=torch.channels_last), tmp_path / "plain.safetensors")
+    assert path.read_bytes() == timestepper.save_folded(trained(), tmp_path / "other.safetensors").read_bytes()
+
+
 def test_the_wrong_network_is_told_which_tensors_do_not_fit(tmp_path):
     path = timestepper.save_folded(trained(), tmp_path / "plain.safetensors")
     other = CifarResNet(14, num_classes=7, width=8)
@@ -67,8 +77,11 @@ def test_the_wrong_network_is_told_which_tensors_do_not_fit(tmp_path):
     ):
         timestepper.load_folded(other, path)
     assert torch.equal(other.linear.weight, before)
-    with pytest.raises(MismatchError, match=r"layer1.2.conv1.weight is missing.* and \d+ more"):
+    # Three blocks are missing, each of two convolutions and two norms of five tensors; eight of them are named.
+    with pytest.raises(MismatchError, match=r"layer1.2.conv1.weight is missing.* and 28 more"):
         timestepper.load_folded(CifarResNet(20, num_classes=5, width=8), path)
+    with pytest.raises(MismatchError, match=r"layer1.1.\S+ is not part of it"):
+        timestepper.load_folded(CifarResNet(8, num_classes=5, width=8), path)
 
 
 def test_controllers_of_another_network_are_refused(tmp_path):
@@ -77,6 +90,15 @@ def test_controllers_of_another_network_are_refused(tmp_path):
         MismatchError, match=r"made for CifarResNet whose stage layer1 is .*'channels': 8.*has .*'channels': 4"
     ):
         timestepper.load_controllers(CifarResNet(14, width=4), tmp_path / "steps.safetensors")
+
+
+def test_controllers_of_blocks_in_other_places_are_refused(tmp_path):
+    net = trained()
+    timestepper.save_controllers(net, tmp_path / "steps.safetensors")
+    model = CifarResNet(14, num_classes=5, width=8)
+    model.layer2.insert(1, torch.nn.Identity())
+    with pytest.raises(MismatchError, match=r"stage layer2 is .*'layer2.1'.*has .*'layer2.2'"):
+        timestepper.load_controllers(model, tmp_path / "steps.safetensors")
 
 
 def test_damage_is_noticed(tmp_path):
@@ -98,3 +120,30 @@ def test_a_description_of_another_format_is_refused(tmp_path):
     (tmp_path / "steps.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"steps.json: cannot be read as the description of controllers"):
         timestepper.load_controllers(CifarResNet(14, 5, width=8), tmp_path / "steps.safetensors")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00"])
+def test_a_checksum_that_cannot_be_read_is_no_checksum(tmp_path, content):
+    path = timestepper.save_folded(trained(), tmp_path / "plain.safetensors")
+    (tmp_path / "plain.safetensors.sha256").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"plain.safetensors: cannot be verified: .*; export it again"):
+        timestepper.load_folded(CifarResNet(14, 5, width=8), path)
+
+
+def test_a_file_of_another_kind_is_refused_though_its_sum_is_right(tmp_path):
+    path = tmp_path / "plain.safetensors"
+    path.write_bytes(b"not tensors")
+    path.with_name("plain.safetensors.sha256").write_text(hashlib.sha256(b"not tensors").hexdigest())
+    with pytest.raises(CheckpointError, match=r"plain.safetensors: is no safetensors file: "):
+        timestepper.load_folded(CifarResNet(14, 5, width=8), path)
+
+
+def test_an_export_that_finds_no_space_leaves_the_one_before_whole(tmp_path, monkeypatch):
+    path = timestepper.save_folded(trained(), tmp_path / "plain.safetensors")
+    before = path.read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(1000, 1000, 0))
+        with pytest.raises(DiskFullError, match=r"No space left for .*plain.safetensors: need"):
+            timestepper.save_folded(trained("two_fc"), path)
+    assert path.read_bytes() == before
+    timestepper.load_folded(CifarResNet(14, 5, width=8), path)
