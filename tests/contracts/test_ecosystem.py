@@ -5,10 +5,11 @@ import io
 import os
 
 import pytest
+import timm
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from families import FAMILIES, KINDS
+from families import FAMILIES, KINDS, SMALL
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -70,6 +71,7 @@ def test_autocast_leaves_the_controller_in_float32():
         logits = net(images)
     assert all(torch.equal(exact[stage], inside[stage]) for stage in exact)
     assert {value.dtype for value in effective.values()} == {torch.float32}
+    assert all(torch.equal(effective[name], value) for name, value in net.effective_parameters().items())
     assert logits.dtype == torch.bfloat16
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(logits, timestepper.fold(net)(images))
@@ -171,6 +173,14 @@ def test_the_state_dict_is_the_base_plus_controllers():
     assert all(key.startswith("controllers.") for key in extra)
 
 
+def test_a_buffer_that_the_base_does_not_save_is_not_saved():
+    model = CifarResNet(8, num_classes=5, width=8)
+    model.register_buffer("seen", torch.zeros(1), persistent=False)
+    net = timestepper.attach(model)
+    assert "seen" in dict(net.named_buffers())
+    assert "seen" not in net.state_dict()
+
+
 def test_gradient_accumulation_equals_one_large_batch():
     net = small().eval()  # eval: batch statistics would differ between halves
     images, labels = batch()
@@ -181,6 +191,40 @@ def test_gradient_accumulation_equals_one_large_batch():
         (F.cross_entropy(net(images[half]), labels[half]) / 2).backward()
     for name, parameter in net.named_parameters():
         torch.testing.assert_close(parameter.grad, whole[name], rtol=1e-3, atol=1e-6, msg=name)
+
+
+def test_the_mode_is_that_of_the_network_and_reaches_all_of_it():
+    """timm's dropout asks the network itself, not a layer, whether it is training."""
+    images, _ = batch()
+    model = timm.create_model("resnet18", **SMALL, drop_rate=0.5).eval()
+    net = timestepper.attach(model)
+    assert not net.training
+    assert torch.equal(net(images), net(images))
+    net.train()
+    assert net.training
+    assert model.training
+    assert not torch.equal(net(images), net(images))
+    net.eval()
+    assert not net.training
+    assert not model.training
+    assert torch.equal(net(images), net(images))
+
+
+def test_inputs_may_be_given_by_name():
+    net = small().eval()
+    images, _ = batch()
+    assert torch.equal(net(x=images), net(images))
+
+
+def test_a_compiled_network_is_looked_into_and_folded():
+    net = small().eval()
+    images, _ = batch()
+    assert torch.equal(timestepper.fold(torch.compile(net))(images), net(images))
+    assert timestepper.evolution_time(torch.compile(net)) == timestepper.evolution_time(net)
+
+
+def test_step_sizes_to_look_at_hold_on_to_no_graph():
+    assert not any(dt.requires_grad for dt in timestepper.step_sizes(small()).values())
 
 
 @pytest.mark.parametrize("family", ["cifar resnet20", "densenet", "timm seresnet50"])
@@ -256,6 +300,8 @@ def test_synchronised_batch_norm_reaches_the_base_network():
     for network in (net, timestepper.detach(net)):
         norms = [type(module) for module in network.modules() if "BatchNorm" in type(module).__name__]
         assert norms == [nn.SyncBatchNorm] * 19
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(CifarResNet(20, num_classes=5, width=8))  # or before attaching
+    assert timestepper.attach(model).state_dict().keys() == net.state_dict().keys()
 
 
 @pytest.mark.parametrize("kind", KINDS)

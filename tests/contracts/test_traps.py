@@ -1,18 +1,22 @@
 """Traps that others fell into, one test each, with the error's text."""
 
 import copy
+import functools
 import warnings
 
 import pytest
 import timm
 import torch
 import torch.distributed as dist
+import torch.nn.utils.prune
 from families import FAMILIES
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 from training import batch, train
 
 import timestepper
+from timestepper import reparam
 from timestepper.errors import (
     ActivationCheckpointingError,
     AlreadyAttachedError,
@@ -123,6 +127,14 @@ def test_attaching_twice_is_refused():
         timestepper.attach(nn.Sequential(net))
 
 
+@pytest.mark.parametrize("name", ["controllers", "stepping"])
+def test_a_part_with_a_name_of_ours_is_refused(name):
+    model = small()
+    model.add_module(name, nn.Linear(1, 1))
+    with pytest.raises(AlreadyAttachedError, match="CifarResNet has a part named 'controllers' or 'stepping'"):
+        timestepper.attach(model)
+
+
 def test_attaching_to_a_compiled_network_is_refused():
     with pytest.raises(WrappedModelError, match="wrapped in OptimizedModule; attach first, then wrap"):
         timestepper.attach(torch.compile(small()))
@@ -141,6 +153,8 @@ def test_attaching_to_a_wrapped_network_is_refused(unused_port):
         dist.destroy_process_group()
     with pytest.raises(WrappedModelError, match="wrapped in DataParallel; attach first"):
         timestepper.attach(nn.DataParallel(small()))
+    with pytest.raises(WrappedModelError, match="wrapped in AveragedModel; attach first"):
+        timestepper.attach(AveragedModel(small()))
 
 
 def test_a_network_without_sites_names_what_it_has_and_what_is_known():
@@ -178,6 +192,36 @@ def test_a_last_layer_that_cannot_be_reparameterised_is_named(last, reason):
     assert unchanged(model, before)
 
 
+@pytest.mark.parametrize(
+    ("compute", "kind"),
+    [
+        (nn.utils.parametrizations.weight_norm, "ParametrizedConv2d"),
+        (lambda conv: nn.utils.prune.identity(conv, "weight"), "Conv2d"),
+    ],
+)
+def test_a_last_layer_whose_weight_is_computed_is_named(compute, kind):
+    """There is no parameter to multiply. A convolution inside the branch may be parametrised."""
+    model = FAMILIES["densenet"]()
+    compute(model.block1[0].conv)
+    with pytest.raises(UnsupportedSiteError, match=rf"block1\.0\.conv: the branch ends in {kind}, .*not parametrised"):
+        timestepper.attach(model)
+
+
+@pytest.mark.parametrize(
+    ("gate", "reason"),
+    [
+        (lambda: nn.Conv2d(8, 8, 1, groups=2), "the gate starts with Conv2d"),
+        (lambda: nn.BatchNorm2d(8), "the gate starts with BatchNorm2d"),
+    ],
+)
+def test_a_gate_that_cannot_be_reparameterised_is_named(gate, reason):
+    """The columns that a step size divides must be those of all channels."""
+    model = small()
+    model.layer1[0].gate = gate()
+    with pytest.raises(UnsupportedSiteError, match=f"layer1.0.gate: {reason}, which cannot take a step size"):
+        reparam.entries(model, ("layer1.0.bn2",), "layer1.0.gate")
+
+
 def test_a_parameter_that_layers_share_is_named():
     """In two sites, or in a site and elsewhere: folding would multiply both."""
     for other in ("layer1.1.bn2", "layer1.1.bn1"):
@@ -190,6 +234,9 @@ def test_a_parameter_that_layers_share_is_named():
 def test_an_attention_that_cannot_be_reparameterised_is_named():
     with pytest.raises(UnsupportedSiteError, match=r"layer1\.0: BasicBlock has the attention EcaModule"):
         timestepper.attach(timm.create_model("resnet18", block_args={"attn_layer": "eca"}))
+    pooled_twice = functools.partial(timm.layers.SEModule, add_maxpool=True)  # a maximum is not linear
+    with pytest.raises(UnsupportedSiteError, match=r"SEModule \(without add_maxpool\) only"):
+        timestepper.attach(timm.create_model("resnet18", block_args={"attn_layer": pooled_twice}))
 
 
 @pytest.mark.parametrize("value", [0, -0.1, float("nan"), float("inf")])
@@ -211,6 +258,8 @@ def test_unknown_names_list_the_known_ones():
         timestepper.adapters.create_model("resnet50")
     with pytest.raises(UnknownNameError, match=r"did you mean .*resnet50"):
         timestepper.adapters.create_model("timm/resnet5O")
+    with pytest.raises(UnknownNameError, match=r"'xqzw1234'; did you mean resnet"):
+        timestepper.adapters.create_model("timm/xqzw1234")
     with pytest.raises(UnknownNameError, match=r"known are .*resnet18"):
         timestepper.adapters.create_model("torchvision/resnet19")
     with pytest.raises(UnknownNameError, match="6n"):
@@ -227,6 +276,10 @@ def test_side_entrances_do_not_run_without_step_sizes():
     assert not hasattr(net, "forward_features")
     assert net.num_classes == 5  # plain attributes are the base's
     timestepper.fold(net).forward_features(batch()[0])
+    net = timestepper.attach(FAMILIES["torchvision resnet18"]())
+    assert net._norm_layer is nn.BatchNorm2d  # a class is a setting, too
+    with pytest.raises(AttributeError, match="'Attached' object has no attribute 'nothing'"):
+        _ = net.nothing
 
 
 def test_activation_checkpointing_is_refused():
@@ -253,6 +306,8 @@ def test_a_setting_of_the_base_is_set_in_the_base():
     assert (model.fused, net.fused) == ("the base's own", None)
     net.drop_rate = 0.9
     assert timestepper.detach(net).drop_rate == net.drop_rate == 0.9
+    net.fused = False
+    assert (model.fused, net.fused) == ("the base's own", False)
     net.mine = 1
     assert not hasattr(timestepper.detach(net), "mine")
 

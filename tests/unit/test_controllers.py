@@ -1,10 +1,14 @@
 """What every controller kind promises."""
 
+import re
+
 import pytest
 import torch
 
-from timestepper import controllers, equations
+from timestepper import attach, controllers, equations
+from timestepper.adapters import create_model
 from timestepper.controllers import KINDS, StageShape, parse
+from timestepper.errors import StepSizeError
 
 SHAPE = StageShape(sites=5, channels=16, descriptor=20, reduction=4)
 NAMES = ["lstm", "two_fc", "independent", "fixed(0.25)"]
@@ -20,6 +24,15 @@ def test_the_names_cover_every_kind():
     assert [str(parse(name)) for name in NAMES] == NAMES
     assert controllers.fixed(0.25) == parse("fixed(0.25)")
     assert parse(parse("lstm")) == parse("lstm")
+    assert parse(" fixed( 0.25 ) ") == parse("fixed(0.25)")
+
+
+@pytest.mark.parametrize("name", ["fixed", "fixed()", "fixed(0.1, 0.2)", "fixed(small)", "lstm(4)"])
+def test_options_that_a_kind_does_not_have_are_refused(name):
+    with pytest.raises(
+        StepSizeError, match=re.escape(f"controller {name!r} is incomplete or has too much; write it as")
+    ):
+        parse(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -34,6 +47,14 @@ def test_step_sizes_start_near_one_half(name):
     torch.manual_seed(2)
     weights = 0.02 * torch.randn(5, 20)  # the size of averaged convolution weights
     assert (build(name)(weights) - 0.5).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("name", ["lstm", "two_fc"])
+def test_weights_start_by_their_fan_in_and_twice_as_wide_before_a_relu(name):
+    controller = build(name, StageShape(sites=4, channels=256, descriptor=400, reduction=4))
+    for key, parameter in controller.named_parameters():
+        wanted = (2 / 400) ** 0.5 if key == "input_weight" else 1 / 8 if "weight" in key else 0
+        assert parameter.std().item() == pytest.approx(wanted, rel=0.03), key
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -77,6 +98,12 @@ def test_two_fc_equals_its_sites_one_by_one():
         x = torch.relu(controller.input_weight[site] @ descriptors[site] + controller.input_bias[site, 0])
         dt = torch.sigmoid(controller.output_weight[site] @ x + controller.output_bias[site, 0])
         torch.testing.assert_close(controller(descriptors)[site], dt)
+
+
+def test_the_reduction_is_the_stages_own_unless_given():
+    model = create_model("cifar/resnet8")
+    widths = [[c.shape.hidden for c in attach(model, reduction=r).controllers.values()] for r in (None, 2, 5)]
+    assert widths == [[4, 8, 16], [8, 16, 32], [3, 6, 12]]
 
 
 def test_a_reduction_wider_than_the_stage_leaves_one_unit():

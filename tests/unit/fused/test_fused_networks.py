@@ -8,8 +8,9 @@ import torch
 from families import FAMILIES
 
 import timestepper
-from timestepper import fused
+from timestepper import controllers, fused
 from timestepper.api import Attached
+from timestepper.controllers.lstm import LSTM
 from timestepper.errors import StepSizeError
 from timestepper.models import CifarResNet
 
@@ -131,6 +132,7 @@ def test_plain_path_runs_where_kernels_cannot(monkeypatch):
     net = small().float()
     net.fused = None
     monkeypatch.setattr(fused, "step_sizes", lambda *_, **__: pytest.fail("the fused path ran"))
+    monkeypatch.setattr(fused, "scale", lambda *_, **__: pytest.fail("the fused path ran"))
     net(IMAGES.float())
 
 
@@ -143,13 +145,58 @@ def test_stages_too_wide_for_the_kernels_agree(monkeypatch):
         torch.testing.assert_close(mine[name], plain[name], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("reason", ["controller", "half", "mixed"])
+class Squared(LSTM):
+    """A user's own: what it inherits is not what it computes."""
+
+    def forward(self, descriptors):
+        return super().forward(descriptors).square()
+
+
+def test_a_subclass_of_the_lstm_is_not_taken_for_one(monkeypatch):
+    monkeypatch.setitem(controllers.KINDS, "squared", Squared)
+    net = small(controller="squared")
+    plain, mine = gradients(net, False), gradients(net, True)
+    for name in plain:
+        torch.testing.assert_close(mine[name], plain[name], rtol=1e-9, atol=1e-9)
+
+
+def test_one_kernel_scales_what_has_one_number_per_channel_in_one_precision():
+    steps, norm = torch.rand(4), torch.rand(4)
+    assert fused.scales([norm, norm], steps, insist=True)
+    assert not fused.scales([norm, norm], steps)  # on a CPU only where it is asked for
+    for other in (norm.bfloat16(), norm.double(), torch.rand(4, 3), torch.rand(8)[::2], norm.to("meta")):
+        assert not fused.scales([norm, other], steps, insist=True)
+
+
+OBSTACLES = {
+    "controller": "its controller reads no weights",
+    "half": "the network is in torch.bfloat16, not in float32",
+    "mixed": "convolutions and controllers differ in precision or device",
+    "filter": "a parameter is not stored in a regular layout",
+    "matrix": "a parameter is not stored in a regular layout",
+}
+
+
+def turned(weight: torch.Tensor) -> torch.Tensor:
+    """The same numbers, the last two dimensions stored the other way round."""
+    return weight.mT.contiguous().mT
+
+
+@pytest.mark.parametrize("reason", OBSTACLES)
 def test_insisting_says_what_is_in_the_way(reason):
     net = timestepper.attach(CifarResNet(8), "independent" if reason == "controller" else "lstm")
     if reason == "half":
         net.to(torch.bfloat16)
     if reason == "mixed":
         net.controllers.double()
+    if reason in ("filter", "matrix"):
+        owner = net.layer2[0].conv1.weight if reason == "filter" else net.controllers["layer2"].gate_weight_x
+        owner.data = turned(owner.data)
     net.fused = True
-    with pytest.raises(StepSizeError, match="fused controller cannot run"):
+    with pytest.raises(
+        StepSizeError, match=f"the fused controller cannot run here: {OBSTACLES[reason]}; set net.fused"
+    ):
         timestepper.step_sizes(net)
+    if reason not in ("half", "mixed"):
+        net.fused = None
+        assert timestepper.step_sizes(net)["layer2"].isfinite().all()
