@@ -41,12 +41,28 @@ def test_counts_of_the_other_controllers_and_strides():
     assert round(found.gflops, 2) == 4.09  # timm strides in the 3x3
 
 
+def test_the_controllers_products_and_their_look_at_the_weights_are_counted():
+    found = timestepper.summary(timestepper.attach(create_model("cifar/resnet8")), (3, 32, 32))
+    read = 9 * (2 * 16 * 16 + 16 * 32 + 32 * 32 + 32 * 64 + 64 * 64)
+    products = sum(2 * 9 * c * (c // 4) + 8 * (c // 4) ** 2 + (c // 4) * c for c in (16, 32, 64))
+    assert found.gflops_controller == pytest.approx((read + products) / 1e9, rel=1e-12)
+
+
 def test_the_summary_shows_what_is_there():
     found = timestepper.summary(timestepper.attach(create_model("cifar/resnet20"), "fixed(0.25)"), (3, 32, 32))
     assert [len(stage.sites) for stage in found.stages] == [3, 3, 3]
     assert found.stages[0].sites[0] == "layer1.0"
     assert [stage.evolution_time for stage in found.stages] == [0.75] * 3
+    assert [stage.step_sizes for stage in found.stages] == [(0.25, 0.25, 0.25)] * 3
+    assert [stage.hidden for stage in found.stages] == [4, 8, 16]
+    assert found.skipped == ()
     assert "T 0.750: 0.250 0.250 0.250" in str(found)
+
+
+def test_the_summary_names_what_stands_beside_the_blocks():
+    model = create_model("cifar/resnet8")
+    model.layer2.append(torch.nn.Identity())
+    assert timestepper.summary(timestepper.attach(model), (3, 32, 32)).skipped == ("layer2.1 (Identity)",)
 
 
 def test_evolution_time_is_the_sum_over_depth():
@@ -62,6 +78,13 @@ def test_the_influence_of_the_weights_is_measured():
     assert timestepper.descriptor_influence(blind) == {"layer1": 0.0, "layer2": 0.0, "layer3": 0.0}
     assert min(timestepper.descriptor_influence(timestepper.attach(model)).values()) > 0
     assert set(timestepper.descriptor_influence(timestepper.attach(model, "independent")).values()) == {0.0}
+
+
+def test_an_influence_that_only_lowers_step_sizes_is_one():
+    net = timestepper.attach(create_model("cifar/resnet8"), "two_fc")
+    for controller in net.controllers.values():
+        torch.nn.init.constant_(controller.output_weight, -1.0)
+    assert min(timestepper.descriptor_influence(net).values()) > 1e-3
 
 
 def test_a_visible_descriptor_is_seen():

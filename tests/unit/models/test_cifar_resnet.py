@@ -49,6 +49,26 @@ def test_shortcut_takes_every_second_pixel_and_pads_channels_on_both_sides():
     assert shortcut[:, 6:].abs().max() == 0
 
 
+def test_the_network_is_the_published_one_layer_by_layer():
+    """Activation behind the first norm, inside each branch and behind each sum; then the mean over the image."""
+    model = CifarResNet(14, width=4).double().eval()
+    for norm in (module for module in model.modules() if isinstance(module, nn.BatchNorm2d)):
+        nn.init.normal_(norm.bias)
+    images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    x = model.bn1(model.conv1(images)).clamp(min=0)
+    for stage in (model.layer1, model.layer2, model.layer3):
+        for block in stage:
+            inside = block.bn1(block.conv1(x)).clamp(min=0)
+            x = (block.shortcut(x) + block.bn2(block.conv2(inside))).clamp(min=0)
+    torch.testing.assert_close(model(images), model.linear(x.mean((2, 3))))
+
+
+def test_convolutions_start_as_he_et_al_say():
+    """Normal, with a variance of 2 over the outputs that each input reaches."""
+    for conv in (CifarResNet(8).layer3[0].conv1, CifarResNet(8).layer1[0].conv2):
+        assert conv.weight.std().item() == pytest.approx((2 / (9 * conv.out_channels)) ** 0.5, rel=0.05)
+
+
 def norm_keys(name: str, channels: int) -> dict[str, torch.Tensor]:
     keys = {f"{name}.{kind}": torch.rand(channels) for kind in ("weight", "bias", "running_mean", "running_var")}
     return keys | {f"{name}.num_batches_tracked": torch.tensor(7)}

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from timestepper.models import CliqueNet
@@ -69,16 +70,26 @@ def test_a_block_is_the_sum_over_filters_of_the_definition():
     torch.testing.assert_close(block(state[0]), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_the_classifier_sees_all_three_scales():
-    model = CliqueNet(growth=4, layers=6).eval()
-    x = torch.randn(2, 3, 16, 16)
-    whole = model(x)
-    for norm in (model.norm1, model.norm2, model.norm3):
-        weight = norm.weight.detach().clone()
-        torch.nn.init.zeros_(norm.weight)
-        assert not torch.allclose(model(x), whole)
-        norm.weight.data.copy_(weight)
-    assert torch.equal(model(x), whole)
+def test_the_classifier_sees_the_input_and_the_output_of_every_block():
+    """Each pair is normalised, cut off at zero and averaged over the image; the three stand side by side."""
+    model = CliqueNet(growth=4, layers=6).double().eval()
+    for norm in (module for module in model.modules() if isinstance(module, nn.BatchNorm2d)):
+        nn.init.normal_(norm.bias)
+    images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    x1 = model.conv(images)
+    y1 = model.block1(x1)
+    x2 = model.transition1(y1)
+    y2 = model.block2(x2)
+    x3 = model.transition2(y2)
+    y3 = model.block3(x3)
+    pairs = ((model.norm1, x1, y1), (model.norm2, x2, y2), (model.norm3, x3, y3))
+    pooled = [norm(torch.cat([x, y], 1)).clamp(min=0).mean((2, 3)) for norm, x, y in pairs]
+    torch.testing.assert_close(model(images), model.linear(torch.cat(pooled, 1)))
+
+
+def test_convolutions_start_as_he_et_al_say():
+    conv = CliqueNet().block2[1].from_input
+    assert conv.weight.std().item() == pytest.approx((2 / (9 * conv.out_channels)) ** 0.5, rel=0.05)
 
 
 def test_every_filter_is_trained():

@@ -47,3 +47,23 @@ def test_a_layer_appends_its_feature_behind_the_old_ones():
     after_first = torch.cat([x, first.conv(F.relu(first.norm(x)))], 1)
     expected = torch.cat([after_first, second.conv(F.relu(second.norm(after_first)))], 1)
     assert torch.equal(model.block1(x), expected)
+
+
+def test_the_network_is_the_published_one_layer_by_layer():
+    """Norm and activation come first everywhere; a transition averages, and so does the end."""
+    model = DenseNet(10, growth=4).double().eval()
+    for norm in (module for module in model.modules() if isinstance(module, nn.BatchNorm2d)):
+        nn.init.normal_(norm.bias)
+    images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    x = model.block1(model.conv(images))
+    for transition, block in ((model.transition1, model.block2), (model.transition2, model.block3)):
+        mixed = transition.conv(transition.norm(x).clamp(min=0))
+        x = block((mixed[..., ::2, ::2] + mixed[..., 1::2, ::2] + mixed[..., ::2, 1::2] + mixed[..., 1::2, 1::2]) / 4)
+    torch.testing.assert_close(model(images), model.linear(model.norm(x).clamp(min=0).mean((2, 3))))
+
+
+def test_convolutions_start_as_he_et_al_say():
+    conv = DenseNet(40).transition2.conv
+    assert conv.weight.std().item() == pytest.approx((2 / conv.out_channels) ** 0.5, rel=0.05)
+    conv = DenseNet(40).block3[11].conv
+    assert conv.weight.std().item() == pytest.approx((2 / (9 * conv.out_channels)) ** 0.5, rel=0.05)
