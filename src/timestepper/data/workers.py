@@ -88,7 +88,6 @@ def signals_held() -> Iterator[None]:
 
 
 def start_worker(_number: int) -> None:
-    torch.set_num_threads(1)
     # Called by the thread that hands batches over, whose traceback of a trainer that left meanwhile is no news.
     sys.excepthook = lambda *_: None
     signal.signal(signal.SIGINT, signal.SIG_IGN)

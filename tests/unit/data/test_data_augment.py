@@ -59,6 +59,14 @@ def test_draws_depend_on_seed_and_epoch_and_on_nothing_else():
     assert not torch.equal(numbers(0, 1), numbers(1, 0))
 
 
+def test_the_draws_of_a_seed_are_pinned():
+    """A change would silently make every resumed run another run."""
+    draws = draw(AUGMENTS["crop_flip"], 6, seed=0, epoch=0)
+    assert draws.top.tolist() == [1, 4, 0, 3, 7, 5]
+    assert draws.left.tolist() == [8, 8, 6, 1, 7, 6]
+    assert draws.mirrored.tolist() == [False, True, True, True, True, False]
+
+
 def test_no_flip_means_none_and_no_pad_means_no_shift():
     assert not draw(AUGMENTS["shift"], 500, 0, 0).mirrored.any()
     still = draw(Augment(pad=0, flip=True), 500, 0, 0)
@@ -76,6 +84,8 @@ def test_channels_last_has_the_same_values():
 
 def test_names_and_impossible_augmentations():
     assert resolve("crop_flip") == Augment(pad=4, flip=True)
+    assert resolve("shift") == Augment(pad=1)
+    assert resolve("none") == Augment()
     assert resolve(Augment(pad=2)) == Augment(pad=2)
     with pytest.raises(UnknownNameError, match="'mixup'; there are none, shift, crop_flip, resized_crop"):
         resolve("mixup")

@@ -1,8 +1,10 @@
 """CIFAR in the packed layout: the real CIFAR-10 where it is there, and every way a copy can be bad."""
 
 import hashlib
+import io
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from PIL import Image
 from timestepper.data import check, loader, open_dataset
 from timestepper.data.catalogue import search_roots
 from timestepper.data.cifar import NORMALISATION, locate
-from timestepper.data.cifar_packed import PACKED
+from timestepper.data.cifar_packed import PACKED, decode_atlas
 from timestepper.errors import DataError
 
 HERE = Path(__file__).resolve()
@@ -149,6 +151,23 @@ def test_packed_cifar100_opens_without_known_sums(flat_cifar100):
     assert len(dataset.sha256) == 64
 
 
+def test_an_atlas_is_read_row_by_row():
+    """Image n stands in row n // 100 and column n % 100; within it, rows come first, too."""
+    place = np.arange(3200)
+    atlas = np.empty((3200, 3200, 3), np.uint8)
+    atlas[..., 0] = (place // 32)[:, None]
+    atlas[..., 1] = place // 32
+    atlas[..., 2] = 3 * (place % 32)[:, None] + place % 32
+    buffer = io.BytesIO()
+    Image.fromarray(atlas).save(buffer, "png", compress_level=1)
+    images = decode_atlas(Path("atlas"), buffer.getvalue())
+    assert images.shape == (10_000, 32, 32, 3)
+    numbers = np.arange(10_000)
+    assert (images[..., 0] == (numbers // 100)[:, None, None]).all()
+    assert (images[..., 1] == (numbers % 100)[:, None, None]).all()
+    assert (images[..., 2] == 3 * np.arange(32)[:, None] + np.arange(32)).all()
+
+
 def test_check_judges_by_content_where_no_sum_is_known(flat_cifar100, tmp_path):
     assert check("cifar100", flat_cifar100.parent) == []
     folder = tmp_path / "cifar100"
@@ -171,6 +190,7 @@ def labels_of(values, count=50_000):
     ("file", "content", "message"),
     [
         ("classes.txt", b"cat\ndog\n", "classes.txt: 2 classes, expected 100: this is not cifar100"),
+        ("classes.txt", b"cat\n" * 100, "classes.txt: 1 classes, expected 100: this is not cifar100"),
         (
             "train_labels.npy",
             labels_of(10),
@@ -198,6 +218,21 @@ def test_bad_files_without_known_sums_are_named(flat_cifar100, tmp_path, file, c
         content.save(folder / file, lossless=True)
     with pytest.raises(DataError, match=message):
         open_dataset("cifar100", tmp_path)
+
+
+@pytest.mark.parametrize("wrong", ["pixels", "labels"])
+def test_a_decoder_that_gives_other_values_is_noticed(flat_cifar100, wrong):
+    pixels, labels = PACKED["cifar100"].read_half(flat_cifar100, train=False)
+    known = [hashlib.sha256(values.tobytes()).hexdigest() for values in (pixels, labels.astype(np.uint8))]
+    layout = replace(PACKED["cifar100"], decoded={"test": tuple(known)})
+    layout.read_half(flat_cifar100, train=False)
+    found = known[wrong == "labels"]
+    known[wrong == "labels"] = "0" * 64
+    layout = replace(layout, decoded={"test": tuple(known)})
+    with pytest.raises(
+        DataError, match=f"{wrong} of test: decoded to sha256 {found}, expected 0000.*not lossless here"
+    ):
+        layout.read_half(flat_cifar100, train=False)
 
 
 @needs_cifar10

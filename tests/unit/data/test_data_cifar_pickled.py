@@ -235,6 +235,25 @@ def test_processes_that_start_together_download_once(tmp_path, monkeypatch):
     assert fetched == [tmp_path / "here"]
 
 
+def test_a_complete_copy_is_not_downloaded_again_and_an_incomplete_one_is(tmp_path, monkeypatch):
+    layout, contents = write_small_cifar(tmp_path, "cifar100")
+    fetched = []
+
+    def fetch_again(_layout, root):
+        fetched.append(root)
+        write_python2(root / layout.folder / "test", contents["test"])
+
+    monkeypatch.setattr(cifar, "fetch", fetch_again)
+    monkeypatch.setitem(cifar.PICKLED, "cifar100", layout)
+    before = sorted(tmp_path.rglob("*"))
+    assert len(cifar.open_cifar("cifar100", [tmp_path], download=True).test) == 20
+    assert fetched == []
+    assert sorted(tmp_path.rglob("*")) == before, "nothing is written: the folder may be read-only"
+    (tmp_path / layout.folder / "test").unlink()
+    assert len(cifar.open_cifar("cifar100", [tmp_path], download=True).test) == 20
+    assert fetched == [tmp_path]
+
+
 def test_a_root_that_cannot_be_downloaded_into(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"file: cannot download into it \(File exists\); give another root"):

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def read_all(root, **options):
 def test_a_good_folder(root):
     (root / "train" / "3" / "notes.txt").write_text("not an image")
     (root / "train" / "3" / ".hidden.png").write_text("not an image")
+    (root / "train" / ".cache").mkdir()
     dataset = open_dataset("folder", root, size=16)
     assert dataset.classes == tuple("0123456789")
     assert (len(dataset.train), len(dataset.test)) == (100, 100)
@@ -135,6 +137,16 @@ def test_imagenet_has_a_thousand_classes(root, tmp_path, monkeypatch):
 def test_sizes_must_make_sense(root):
     with pytest.raises(DataError, match="size 64 must be at least 1 and at most resize 32"):
         open_dataset("folder", root, size=64, resize=32)
+    with pytest.raises(DataError, match="size 0 must be at least 1"):
+        open_dataset("folder", root, size=0)
+
+
+def test_every_image_needs_a_label(root):
+    images = open_dataset("folder", root).train
+    with pytest.raises(DataError, match="100 image files but 99 labels"):
+        replace(images, labels=images.labels[1:])
+    with pytest.raises(DataError, match="labels run from 0 to 9, but 9 classes"):
+        replace(images, classes=9)
 
 
 def huge_png(width: int, height: int) -> bytes:
@@ -195,6 +207,7 @@ def test_a_bad_file_stops_the_epoch_with_its_path(root, name, workers):
         read_all(root, workers=workers)
     message = str(caught.value)
     assert message.startswith(f"{path}: cannot be read as an image: ")
+    assert re.search(BAD[name][1], message)
     assert "`timestepper check-data` lists every such file" in message
     assert "\n" not in message
 
@@ -229,17 +242,20 @@ def odd_images():
         "cmyk": (Image.new("CMYK", (9, 9), (0, 255, 255, 0)), ".jpg", (255, 0, 0)),
         "16 bit": (Image.fromarray(np.full((9, 9), 0x8123, np.uint16)), ".png", (0x81, 0x81, 0x81)),
         "16 bit tiff": (Image.fromarray(np.full((9, 9), 0xFFFF, np.uint16)), ".tif", (255, 255, 255)),
+        "32 bit tiff": (Image.fromarray(np.full((9, 9), 0x12345678, np.int32)), ".tif", (255, 255, 255)),
+        "32 bit tiff below zero": (Image.fromarray(np.full((9, 9), -5, np.int32)), ".tif", (0, 0, 0)),
         "gif": (palette.copy(), ".gif", (200, 100, 50)),
     }
 
 
 @pytest.mark.parametrize("kind", odd_images())
-def test_valid_odd_modes_become_rgb(tmp_path, kind):
+def test_valid_odd_modes_become_rgb(tmp_path, kind, recwarn):
     image, ending, expected = odd_images()[kind]
     path = tmp_path / f"odd{ending}"
     image.save(path, **({"quality": 100} if ending == ".jpg" else {}))
     decoded = decode_rgb(str(path))
     assert decoded.mode == "RGB"
+    assert not recwarn.list
     assert decoded.getpixel((4, 4)) == pytest.approx(expected, abs=2 if ending == ".jpg" else 0)
 
 

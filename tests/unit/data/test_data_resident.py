@@ -140,6 +140,7 @@ def test_impossible_images_are_refused():
         ({"labels": torch.zeros(4)}, "labels must be int64"),
         ({"images": good.images.float()}, "images must be uint8 of 4 dimensions, got torch.float32"),
         ({"mean": (0.5, 0.5, 0.5)}, "1 channels, but 3 means"),
+        ({"std": (0.5, 0.5)}, "1 channels, but 1 means and 2 standard deviations"),
     ):
         with pytest.raises(DataError, match=message):
             dataclasses.replace(good, **change)

@@ -1,6 +1,8 @@
+import errno
 import os
 import pickle
 import random
+import re
 import resource
 import zipfile
 
@@ -10,7 +12,7 @@ import torch
 from timestepper.engine import checkpoint
 from timestepper.engine.checkpoint import Checkpoints, read
 from timestepper.errors import CheckpointError, DiskFullError, DivergedError, RunDirectoryError
-from timestepper.files import write_atomic
+from timestepper.files import explain, make_folder, remove_leftovers, write_atomic
 
 IDENTITY = {"model": "tiny", "classes": 10, "controller": "lstm"}
 
@@ -203,3 +205,54 @@ def test_an_unwritable_place_is_named(tmp_path):
     (tmp_path / "folder.tmp").mkdir()  # in the way of the temporary file
     with pytest.raises(RunDirectoryError, match=r"cannot write .*folder"):
         write_atomic(tmp_path / "folder", b"x")
+
+
+def test_a_write_that_fails_half_way_leaves_the_old_file(tmp_path):
+    path = tmp_path / "file"
+    write_atomic(path, b"old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(DiskFullError):
+            write_atomic(path, bytes(100_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_old_file_stays_until_the_new_one_takes_its_name(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_atomic(path, b"old")
+
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(RunDirectoryError, match=r"cannot write .*file: Input/output error"):
+        write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_a_spent_quota_and_a_limit_on_files_are_one_error(tmp_path, number):
+    error = explain(OSError(number, "no room"), tmp_path / "file", 2_500_000)
+    assert isinstance(error, DiskFullError)
+    assert re.match(r"No space left for .*/file: need 2\.5 MB, \d+\.\d MB are free", str(error))
+    assert not isinstance(explain(OSError(errno.EACCES, "may not"), tmp_path / "file"), DiskFullError)
+
+
+def test_a_folder_that_may_not_be_written_to_is_named_before_the_work(tmp_path, monkeypatch):
+    make_folder(tmp_path / "new" / "below")
+    assert (tmp_path / "new" / "below").is_dir()
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(RunDirectoryError, match=f"cannot write {tmp_path}: Permission denied; check that the folder"):
+        make_folder(tmp_path)
+
+
+def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(tmp_path):
+    for name in ("a.pt", "a.pt.tmp", "b.tmp"):
+        (tmp_path / name).touch()
+    remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
