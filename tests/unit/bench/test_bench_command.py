@@ -12,7 +12,7 @@ FAST = ["bench", "--model", "cifar/resnet8", "--batch", "2", "--device", "cpu", 
 
 
 def test_all_variants_in_one_table(tmp_path):
-    file = tmp_path / "results" / "bench.json"
+    file = tmp_path / "new" / "results" / "bench.json"
     answer = CliRunner().invoke(app, [*FAST, "--json", str(file), "--commit", "abc"])
     assert answer.exit_code == 0, answer.output
     result = json.loads(file.read_text())
@@ -22,6 +22,8 @@ def test_all_variants_in_one_table(tmp_path):
     for name in expected:
         assert "error" not in rows[name], rows[name]
         assert rows[name]["train_ratio"]["median"] > 0
+        for figure, ratio in (("parameters", "parameters_ratio"), ("first_step_s", "first_step_ratio")):
+            assert rows[name][ratio] == pytest.approx(rows[name][figure] / rows["plain"][figure])
         assert name in answer.output
     assert "folded_ratio" in rows["lstm"]
     assert "folded_ratio" not in rows["squeeze-excite"]

@@ -1,13 +1,19 @@
 """Timing, peers, floor and the comparison of graphs, each on cases that can be counted by hand."""
 
+import copy
+import io
+import itertools
+
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
+from torch.nn import functional as F
 
 import timestepper
-from timestepper.bench import peers, timing
+from timestepper.bench import agreement, compare, floor, peers, render, timing
 from timestepper.bench.floor import Ceilings, Floor, training_floor
-from timestepper.bench.inference import graph_differences
+from timestepper.bench.inference import Inference, graph_differences
 from timestepper.bench.training import Case, TrainingStep, forget, runtime
 from timestepper.errors import UnknownNameError
 from timestepper.models import CifarResNet
@@ -45,6 +51,107 @@ def test_drift_of_the_machine_cancels(monkeypatch):
     found = timing.interleaved({"a": clock.work(0.01), "b": clock.work(0.02)}, CPU, rounds=20, seconds=2)
     assert found["a"].ms.high > 1.3 * found["a"].ms.low
     assert found["b"].ratio.median == pytest.approx(2, rel=0.05)
+
+
+def test_a_slow_round_is_slow_for_all(monkeypatch):
+    """A ratio is taken within a round, so one in which the machine was busy counts like the others."""
+    clock, calls = Clock(), itertools.count()
+    busy = (1, 4, 1, 2, 1, 3)  # the first is the trial
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock.now)
+
+    def work(seconds):
+        clock.now += seconds * busy[next(calls) // 2]
+
+    found = timing.interleaved({"a": lambda: work(1), "b": lambda: work(2)}, CPU, rounds=5, seconds=0.1)
+    assert found["b"].ratio == timing.Spread(2, 2, 2)
+    assert found["a"].ms.high == 3000
+
+
+def test_variants_take_turns_forwards_and_backwards(monkeypatch):
+    clock, order = Clock(), []
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock.now)
+
+    def call(name):
+        order.append(name)
+        clock.now += 1
+
+    timing.interleaved({name: lambda name=name: call(name) for name in "ab"}, CPU, rounds=3, seconds=0.1)
+    assert "".join(order) == "ab" + "ab" + "ba" + "ab"  # once to see how long each takes, then the rounds
+
+
+def test_a_spread_has_the_quartiles_of_what_was_seen():
+    assert timing.Spread.of([5, 1, 3, 2, 4]) == timing.Spread(median=3, low=2, high=4)
+    assert timing.Spread.of([7.0]) == timing.Spread(7.0, 7.0, 7.0)
+
+
+def test_a_variant_is_compared_with_plain_and_not_plain_with_it(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock.now)
+    found = compare._beside(SETTINGS, clock.work(0.010), clock.work(0.025))
+    assert found.ms.median == pytest.approx(25)
+    assert found.ratio.median == pytest.approx(2.5)
+
+
+SETTINGS = compare.Settings(
+    model="cifar/resnet8",
+    batch=2,
+    device=CPU,
+    precision="float32",
+    channels_last=False,
+    modes=("eager",),
+    variants=("plain",),
+    pixels=32,
+    classes=10,
+    rounds=2,
+    seconds=0.5,
+)
+
+
+def tiny() -> nn.Module:
+    """Behaves differently in training."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 4))
+
+
+def test_inference_runs_without_gradients_and_as_after_training():
+    run = Inference(tiny(), Case(2, (3, 8, 8), 4, runtime("eager", CPU, "float32", False)))
+    assert not run().requires_grad
+    assert torch.equal(run(), tiny().eval()(run._images))
+
+
+def test_a_training_step_trains_on_its_batch():
+    model = tiny()
+    model[3] = nn.Identity()  # no dropout: both loops are to do the same
+    reference = copy.deepcopy(model)
+    step = TrainingStep(model, Case(8, (3, 8, 8), 4, runtime("eager", CPU, "float32", False)))
+    optimiser = torch.optim.SGD(reference.parameters(), lr=1e-3, momentum=0.9, nesterov=True, weight_decay=1e-4)
+    for _ in range(4):  # building a step runs it four times
+        optimiser.zero_grad()
+        F.cross_entropy(reference(step.images), step.labels).backward()
+        optimiser.step()
+    for mine, theirs in zip(model.state_dict().values(), reference.state_dict().values(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert step.first_seconds > 0
+
+
+def test_the_images_have_the_layout_that_is_measured():
+    for channels_last in (False, True):
+        images, labels = Case(2, (3, 8, 8), 4, runtime("eager", CPU, "float32", channels_last)).inputs()
+        assert images.is_contiguous(memory_format=torch.channels_last) == channels_last
+        assert images.shape == (2, 3, 8, 8)
+        assert labels.max() < 4
+
+
+def test_a_nan_is_the_largest_error():
+    right = torch.ones(3, dtype=torch.float64)
+    assert agreement.relative_error(torch.tensor([1.0, 1.0, float("nan")]), right) == float("inf")
+    assert agreement.relative_error(torch.tensor([1.0, 1.0, 4.0]), right) == pytest.approx(3**0.5)
+
+
+def test_all_variants_start_from_the_same_weights():
+    plain, *others = (peers.build(name, "cifar/resnet8", 10) for name in ("plain", "plain", "literal", "lstm"))
+    for other in others:
+        assert torch.equal(other.state_dict()["layer2.0.conv1.weight"], plain.layer2[0].conv1.weight)
 
 
 @pytest.mark.parametrize("peer", peers.PEERS)
@@ -101,6 +208,13 @@ def test_floor_is_the_larger_of_both_times():
     assert floor.milliseconds(Ceilings(bytes_per_s=1e9, operations_per_s=25)) == pytest.approx(2000)
 
 
+def test_ceilings_count_bytes_read_and_written_and_both_operations(monkeypatch):
+    ticks = itertools.count(step=0.5)
+    monkeypatch.setattr(floor.time, "perf_counter", lambda: next(ticks))
+    found = floor.measure_ceilings(CPU, torch.float32)
+    assert found == Ceilings(bytes_per_s=2 * 4 * 2**24 / 0.5, operations_per_s=2 * 1024**3 / 0.5)
+
+
 @pytest.mark.parametrize("model", ["cifar/resnet8", "cifar/densenet40"])
 def test_folded_graph_is_plain_node_for_node(model):
     plain, attached = (peers.build(name, model, 10) for name in ("plain", "lstm"))
@@ -111,6 +225,58 @@ def test_folded_graph_is_plain_node_for_node(model):
 def test_graph_comparison_sees_a_peer():
     plain, other = (peers.build(name, "cifar/resnet8", 10) for name in ("plain", "rezero"))
     assert graph_differences(plain, other, torch.randn(1, 3, 32, 32))
+    softer, harder = nn.LeakyReLU(0.1), nn.LeakyReLU(0.2)
+    assert graph_differences(softer, copy.deepcopy(softer), torch.randn(1, 3)) == []
+    assert len(graph_differences(softer, harder, torch.randn(1, 3))) == 1  # the same nodes with another argument
+
+
+def test_the_table_shows_each_figure_in_its_column():
+    def spread(middle):
+        return {"median": middle, "low": middle - 0.1, "high": middle + 0.1}
+
+    row = {
+        "train_ms": spread(8.5),
+        "train_ratio": spread(1.2),
+        "times_floor": 3.25,
+        "inference_ratio": spread(1.3),
+        "folded_ratio": spread(1.1),
+        "peak_ratio": 1.004,
+        "parameters_ratio": 1.0123,
+        "first_step_s": 2.5,
+        "first_step_ratio": 1.25,
+    }
+    result = {
+        "settings": {"model": "cifar/resnet8", "batch": 2, "precision": "bf16"},
+        "environment": {"card": "a card"},
+        "floor": {
+            "ms": 2.6,
+            "features": 3e9,
+            "weights": 4e9,
+            "operations": 5e12,
+            "bytes_per_s": 6e9,
+            "operations_per_s": 7e12,
+        },
+        "modes": {"graph": {"lstm": row, "rezero": {"error": "OSError at f: [no] room"}}},
+    }
+    console = Console(width=150, record=True, file=io.StringIO())
+    render.table(result, console)
+    text = console.export_text()
+    assert "cifar/resnet8, batch 2, bf16, graph, on a card" in text
+    (line,) = (line for line in text.splitlines() if "lstm" in line)
+    assert [cell.strip() for cell in line.strip("│").split("│")] == [
+        "lstm",
+        "8.500",
+        "1.200 [1.100, 1.300]",
+        "3.2",
+        "1.300 [1.200, 1.400]",
+        "1.100 [1.000, 1.200]",
+        "1.004",
+        "1.0123",
+        "2.5 s (1.25)",
+    ]
+    assert "failed" in text
+    assert "rezero: OSError at f: [no] room" in text
+    assert "2.600 ms; 3.000 GB of features, 4.000 GB of weights, 5.000 TFLOP, at 6 GB/s and 7.00 TFLOP/s" in text
 
 
 @pytest.mark.slow

@@ -53,6 +53,13 @@ def test_others_are_left_alone(sleeper):
         assert sleeper.pid not in quiet.background()
 
 
+def test_a_benchmark_does_not_stop_itself():
+    code = "from timestepper.bench import quiet; import os; print(os.getpid() in quiet.background())"
+    command = [sys.executable, "-c", code]
+    answer = subprocess.run(command, env=os.environ | {quiet.MARK: "1"}, capture_output=True, text=True, check=True)
+    assert answer.stdout == "False\n"
+
+
 def test_only_one_benchmark_has_the_clock(tmp_path, monkeypatch):
     monkeypatch.setattr(quiet, "_LOCK", tmp_path / "lock")
     with quiet.quiet(), (tmp_path / "lock").open() as other, pytest.raises(BlockingIOError):
