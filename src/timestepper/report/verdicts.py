@@ -139,7 +139,6 @@ def _measure(quantity: str, level: float | None = None) -> Measure:
         "test_error": quantities.test_error,
         "mean_test_error": quantities.mean_test_error,
         "noise_loss_rise": quantities.noise_loss_rise,
-        "last_stage": quantities.last_stage_rise,
         "last_stage_mean": quantities.last_stage_mean,
     }[quantity]
 

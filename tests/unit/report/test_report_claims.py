@@ -83,6 +83,19 @@ def test_appendix_b_follows_its_own_rules():
         ('quantity = "test_error"', 'quantity = "noise_error"', "key noise is missing"),
         ('check = "lower"', 'check = "near"', "quantity 'test_error' is not known"),
         ('check = "lower"', 'check = "trend"\ndirection = "rising"', "key over is missing"),
+        ('check = "lower"', 'check = "trend"\nover = ["cifar/resnet8"]\ndirection = "up"', "direction 'up' is not"),
+        ("on = [", 'over = ["cifar/resent8"]\non = [', "statement one: model 'cifar/resent8' is not known"),
+        ("on = [", 'stand_in = [{ data = "digit" }]\non = [', "statement one: data 'digit' is not known"),
+        (
+            'check = "lower"\nquantity = "test_error"',
+            'check = "near"\nquantity = "first_steps"\ngroup = { controller = "lstm" }',
+            "statement one: key value is missing",
+        ),
+        (
+            'check = "lower"\nquantity = "test_error"',
+            'check = "near"\nquantity = "first_steps"\ngroup = { controller = "lstm" }\nvalue = 0.5',
+            "statement one: key margin is missing",
+        ),
     ],
 )
 def test_a_mistake_is_named_and_the_other_files_still_count(tmp_path, before, after, complaint):

@@ -3,8 +3,10 @@
 import math
 from dataclasses import replace
 
+import pytest
+
 from timestepper.experiment.load import as_dict, load
-from timestepper.report import figures, results, step_figures
+from timestepper.report import figures, results, step_figures, svg
 from timestepper.report.groups import group, how
 
 
@@ -27,6 +29,29 @@ def test_a_depth_that_was_run_under_other_conditions_stays_out_of_the_curve(reco
         "CIFAR-10, 300 epochs, batch 64",
         "CIFAR-10, 300 epochs, batch 64, warmup epochs 1.0",
     ]
+
+
+def test_a_difference_is_the_network_s_error_less_the_plain_one_s(records):
+    plain = [at_depth(replace(records[0], seed=seed), 56, error) for seed, error in enumerate((7.0, 7.2))]
+    kind = {"kind": "lstm"}
+    stepped = [
+        replace(
+            at_depth(record, 56, error), recipe={**record.recipe, "controller": {**record.recipe["controller"], **kind}}
+        )
+        for record, error in zip(plain, (6.0, 6.4), strict=True)
+    ]
+    ((found, apart),) = figures.differences(group([*plain, *stepped]))
+    assert (found.subject, apart.mean) == ("lstm", pytest.approx(-0.9))
+
+
+def test_a_line_is_the_mean_of_what_all_seeds_have_and_its_shade_their_range():
+    plot = svg.Plot((0, 2), (0, 100), "x", "y")
+    text = figures.draw(plot, [[(0, 10.0), (1, 20.0), (2, 30.0)], [(1, 40.0), (2, 80.0)]], "plain", "name")
+    assert text == "name from 30 at 1 to 55 at 2"
+    band, line = svg.Plot((0, 2), (0, 100), "x", "y"), svg.Plot((0, 2), (0, 100), "x", "y")
+    band.band([(1, 20), (2, 30)], [(1, 40), (2, 80)], "plain")
+    line.line([(1, 30), (2, 55)], "plain")
+    assert plot.parts == [*band.parts, *line.parts]
 
 
 def test_whether_the_controller_reads_the_weights_is_shown(records):

@@ -71,6 +71,32 @@ def test_what_else_differs_is_said(records):
     assert list(condition_labels([*tasks, tasks[1]]).values()) == ["precision tf32", ""]
 
 
+def test_the_same_length_with_another_batch_is_another_schedule_and_not_a_short_one(records):
+    claims, _ = load_claims()
+    task = task_of(like(records[0], "data.batch_size=128"))
+    assert schedule_label(task, claims) == ("other schedule (300 epochs, batch 128)", False)
+
+
+def test_runs_on_other_data_of_the_same_name_are_kept_apart(records):
+    tasks = [task_of(replace(records[0], data_sha256=digit * 64)) for digit in "ab"]
+    assert tasks[0] != tasks[1]
+    assert list(condition_labels(tasks).values()) == ["", "data sha256 bbbbbbbb"]
+
+
+def test_the_first_record_of_a_run_counts_and_seeds_come_in_order(records):
+    runs = [replace(records[0], seed=seed, path=path) for seed, path in ((10, "a"), (2, "b"), (10, "c"))]
+    (found,) = group(runs)
+    assert [(seed, record.path) for seed, record in found.runs.items()] == [(2, "b"), (10, "a")]
+    assert groups.repeated(runs) == ["c: the same run as a; left out, remove one of them"]
+
+
+def test_networks_come_in_the_order_of_their_depth(records):
+    changes = [f"model.name=cifar/resnet{depth}" for depth in (110, 20, 56)]
+    assert [found.task.depth for found in group(like(records[0], change) for change in changes)] == [20, 56, 110]
+    longer = group([like(records[0]), like(records[0], "run.epochs=20")])
+    assert [found.task.epochs for found in longer] == [20, 300]
+
+
 def test_real_runs_group_by_controller_with_plain_first(records):
     groups = group(records)
     assert [(found.subject, list(found.runs)) for found in groups] == [("plain", [0, 1]), ("lstm", [0, 1])]

@@ -10,7 +10,9 @@ from html.parser import HTMLParser
 from timestepper import report
 from timestepper.experiment.load import as_dict, load
 from timestepper.report import page, verdicts
+from timestepper.report.claims import Claim, Statement
 from timestepper.report.groups import group
+from timestepper.report.summary import summarise
 
 
 class Tags(HTMLParser):
@@ -111,6 +113,27 @@ def test_the_first_paragraph_says_which_number_is_whose(records, tmp_path):
     report.write_page(runs, {}, tmp_path / "page.html", tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
     assert re.search(r"test error [\d. ±]+% \(plain\) and [\d. ±]+% \(plain, last norm starts at 0.5\), a diff", text)
+
+
+def test_the_first_paragraph_counts_the_verdicts_and_says_which_rest_on_less():
+    claim = Claim("c", "Table 9", "a claim")
+    states = (verdicts.REPRODUCED, verdicts.NOT_REPRODUCED, verdicts.NOT_REPRODUCED, *(verdicts.NOT_RUN,) * 3)
+    found = [
+        verdicts.Verdict(claim, Statement(str(number), "", "lower", "test_error"), state, "")
+        for number, state in enumerate(states)
+    ]
+    told = "Of 6 statements of the paper that can be checked, 1 are reproduced, 2 are not, and 3 are not yet run"
+    assert summarise([], {}, found, None, str)[-1] == f"{told}."
+    lesser = [replace(found[0], short=True), replace(found[1], stand_in=True), *found[2:]]
+    rest = "; 2 of these 3 verdicts rest on a short schedule or on a smaller stand-in."
+    assert summarise([], {}, lesser, None, str)[-1] == told + rest
+
+
+def test_the_first_paragraph_is_about_the_task_with_most_runs(records):
+    once = [replace(r, recipe={**r.recipe, "run": {**r.recipe["run"], "epochs": 1}}) for r in records if r.seed == 0]
+    lines = summarise(group([*once, *records]), {}, [], None, lambda task: f"{task.epochs} epochs")
+    assert lines[0] == "6 finished runs."
+    assert lines[1].startswith("2 epochs: ")
 
 
 def test_a_short_schedule_is_marked_wherever_it_appears(records, tmp_path):

@@ -34,7 +34,11 @@ def test_records_of_the_real_writer_are_read(records):
 CASES = {
     "edited": (lambda c: c["final"]["test"].update(error=0.0), False, "edited or damaged"),
     "another schema": (lambda c: c.update(schema=2), True, "schema version 2, this program reads 1"),
+    "an older schema": (lambda c: c.update(schema=0), True, "schema version 0, this program reads 1"),
+    "no checksum": (lambda c: c.pop("sha256"), False, "the checksum does not fit"),
     "unfinished": (lambda c: c["epochs"].pop(), True, "1 of 2 epochs"),
+    "an epoch twice": (lambda c: c["epochs"][1].update(epoch=1), True, "2 of 2 epochs"),
+    "nothing trained": (lambda c: c["recipe"]["run"].update(epochs=0) or c.update(epochs=[]), True, "0 of 0 epochs"),
     "no figures": (lambda c: c["final"].pop("test"), True, "final.test.error"),
     "a missing part": (lambda c: c.pop("device"), True, "key device is missing"),
     "a strange table": (lambda c: c.update(noise={"levels": [0]}), True, "noise: key error is missing"),
@@ -42,11 +46,21 @@ CASES = {
     "no controller": (lambda c: c["recipe"]["controller"].update(kind=None), True, "recipe.controller.kind"),
     "not a number": (lambda c: c["final"]["test"].update(error=float("nan")), True, "final.test.error"),
     "folded to nothing": (lambda c: c["final"].update(folded=None), True, "final.folded.error"),
+    "folded, no difference": (lambda c: c["final"].pop("fold_difference"), True, "final.fold_difference"),
+    "a controller's odd value": (lambda c: c["recipe"]["controller"].update(value="x"), True, "controller.value"),
     "no influence": (lambda c: c["final"].update(descriptor_influence=[1]), True, "final.descriptor_influence"),
     "a hole in a curve": (lambda c: c["epochs"][0].pop("train"), True, "epoch 1: train.loss"),
+    "a test without an error": (lambda c: c["epochs"][0]["test"].pop("error"), True, "epoch 1: test.error"),
+    "a block too few": (
+        lambda c: c["epochs"][0]["profiles"]["step_sizes/layer1"].append(0.5),
+        True,
+        "epoch 1: profiles.step_sizes/layer1",
+    ),
     "a hole in a heat map": (lambda c: c["epochs"][0].pop("profiles"), True, "epoch 1: profiles.step_sizes/layer1"),
     "a stage without step sizes": (lambda c: c["step_sizes"].pop("layer1"), True, "step_sizes is missing"),
     "a noise level too few": (lambda c: c["noise"]["levels"].pop(), True, "noise is missing"),
+    "a noise level without draws": (lambda c: c["noise"]["error"].__setitem__(0, []), True, "noise is missing"),
+    "a block without growth": (lambda c: c["stability"]["log_growth"]["power"].pop(), True, "stability is missing"),
     "no bound": (lambda c: c["stability"].update(log_bound=[]), True, "stability is missing"),
     "no search": (lambda c: c["stability"]["log_end_to_end"].pop("random"), True, "stability is missing"),
     "a wrong type": (lambda c: c.update(seed="0"), True, "seed must be a whole number"),
@@ -71,6 +85,13 @@ def test_a_file_that_is_no_record_is_named(folder, content):
     records, problems = report.load_records(folder)
     assert len(records) == 4
     assert [str(folder / "stray.json") in problem for problem in problems] == [True]
+
+
+def test_records_that_were_put_aside_in_a_folder_below_do_not_count(folder):
+    (folder / "old").mkdir()
+    sorted(folder.glob("*.json"))[0].rename(folder / "old" / "aside.json")
+    records, problems = report.load_records(folder)
+    assert (len(records), problems) == (3, [])
 
 
 def test_more_than_is_needed_does_no_harm(folder):

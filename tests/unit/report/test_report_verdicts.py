@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from timestepper.report.claims import Claim, Statement
-from timestepper.report.groups import Group, group, subject_of, task_of
+from timestepper.report.groups import Group, group, task_of
 from timestepper.report.records import Noise
-from timestepper.report.verdicts import NOT_REPRODUCED, NOT_RUN, REPRODUCED, headline, judge
+from timestepper.report.verdicts import NOT_REPRODUCED, NOT_RUN, REPRODUCED, Verdict, headline, judge
 
 HERE = ({"data": "digits", "model": "cifar/resnet8"},)
 PLAIN, LSTM = {"controller": "plain"}, {"controller": "lstm"}
@@ -68,12 +68,18 @@ def test_nothing_run_is_not_yet_run(records):
 
 def test_the_whole_training_needs_every_epoch(records):
     whole = replace(LOWER, quantity="mean_test_error", gain=None)
-    groups = group(records)
-    assert decide(whole, groups)[0].detail.startswith("error averaged over all epochs: difference")
-    sparse = replace(records[0], epochs=({"epoch": 1, "train": {"loss": 1.0}}, *records[0].epochs[1:]))
-    others = [found for found in groups if found.runs[0].path != records[0].path]
-    mixed = [Group(task_of(sparse), subject_of(sparse.recipe), {0: sparse}), *others]
-    assert decide(whole, mixed)[0].state == NOT_RUN
+
+    def over_training(subject, errors, last):
+        found = with_errors(records[0], subject, last)
+        epochs = [{"epoch": n, "test": {"error": e / 100}} for n, e in enumerate(errors, 1)]
+        return replace(found, runs={s: replace(r, epochs=tuple(epochs)) for s, r in found.runs.items()})
+
+    plain, lstm = over_training("plain", [40, 20], [5, 5]), over_training("lstm", [30, 28], [9, 9])
+    (verdict,) = decide(whole, [plain, lstm])
+    assert verdict.state == REPRODUCED
+    assert verdict.detail.startswith("error averaged over all epochs: difference \N{MINUS SIGN}1.00 points")
+    sparse = {s: replace(r, epochs=({"epoch": 1}, *r.epochs[1:])) for s, r in lstm.runs.items()}
+    assert decide(whole, [plain, replace(lstm, runs=sparse)])[0].state == NOT_RUN
 
 
 def test_runs_of_other_conditions_are_never_compared(records):
@@ -96,6 +102,22 @@ def test_a_stand_in_is_called_one_and_gives_way_to_the_paper_s_own_task(records)
     ]
     (chosen,) = headline(decide(statement, better + worse))
     assert (chosen.state, chosen.stand_in) == (NOT_REPRODUCED, False)
+
+
+def test_another_data_set_is_another_place(records):
+    elsewhere = replace(LOWER, on=({"data": "cifar10", "model": "cifar/resnet8"},))
+    groups = [with_errors(records[0], "plain", [8, 8.1]), with_errors(records[0], "lstm", [7, 7.1])]
+    assert [verdict.state for verdict in decide(elsewhere, groups)] == [NOT_RUN]
+
+
+def test_the_paper_s_own_task_counts_first_and_then_its_own_network():
+    good = Verdict(Claim("c", "Table 9", "a claim"), LOWER, REPRODUCED, "")
+    bad = replace(good, state=NOT_REPRODUCED)
+    assert headline([replace(good, stand_in=True), replace(bad, short=True)]) == [replace(bad, short=True)]
+    assert headline([replace(bad, short=True), good]) == [good]
+    assert headline([good, bad]) == headline([bad, good]) == [bad]
+    missing = replace(good, state=NOT_RUN)
+    assert headline([missing, replace(good, stand_in=True, short=True)]) == [replace(good, stand_in=True, short=True)]
 
 
 def test_alike_means_that_the_whole_interval_is_small(records):
@@ -127,6 +149,30 @@ def test_noise_must_hold_at_every_level(records):
     (verdict,) = decide(replace(statement, noise=(0.0, 1.0)), groups)
     assert verdict.state == NOT_REPRODUCED
     assert "holds at 1 of 2 noise levels; weakest at 0" in verdict.detail
+
+
+def test_a_noise_level_that_nobody_measured_gives_no_verdict(records):
+    statement = replace(LOWER, quantity="noise_error", noise=(1.0, 7.0), gain=None)
+    plain, lstm = with_errors(records[0], "plain", [8, 8]), with_errors(records[0], "lstm", [7, 7])
+    assert decide(statement, [noisy(plain, 0.5), noisy(lstm, 0.3)])[0].state == NOT_RUN
+
+
+def test_loss_under_noise_is_not_error_under_noise(records):
+    """The errors say the opposite of the losses."""
+
+    def measured(subject, errors, losses):
+        found = with_errors(records[0], subject, [8, 8])
+        noise = Noise((0.0, 1.0), tuple((e,) for e in errors), tuple((loss,) for loss in losses))
+        return replace(found, runs={seed: replace(record, noise=noise) for seed, record in found.runs.items()})
+
+    groups = [measured("plain", (0.1, 0.2), (0.1, 3.0)), measured("lstm", (0.1, 0.9), (0.5, 2.0))]
+    at_one = replace(LOWER, quantity="noise_loss", noise=(1.0,), gain=None)
+    (verdict,) = decide(at_one, groups)
+    assert verdict.state == REPRODUCED
+    assert "difference \N{MINUS SIGN}1.00 [" in verdict.detail
+    (verdict,) = decide(replace(at_one, quantity="noise_loss_rise", noise=()), groups)
+    assert verdict.state == REPRODUCED
+    assert verdict.detail.startswith("difference \N{MINUS SIGN}1.40 [")
 
 
 def test_a_noise_level_of_one_seed_gives_no_verdict(records):
@@ -168,9 +214,64 @@ def test_a_trend_is_judged_over_the_depths_that_were_run(records):
     assert decide(gap, groups + plain)[0].state == REPRODUCED
 
 
-def with_steps(record, last_stage, first=0.5):
-    steps = {"layer1": ((first,), (0.6,)), "layer2": tuple((value,) for value in last_stage)}
-    runs = {seed: replace(record, seed=seed, step_sizes=steps) for seed in (0, 1)}
+TREND = replace(
+    LOWER, check="trend", direction="falling", on=({"data": "digits"},), low=None, high=None, group=LSTM, gain=None
+)
+
+
+def test_a_trend_is_per_doubling_and_a_seed_without_a_depth_is_left_out(records):
+    models = ("cifar/resnet8", "cifar/resnet14", "cifar/resnet32")
+    errors = ([9, 9.2, 5], [8, 8.3, 6], [7, 7, 7])
+    groups = [with_errors(records[0], "lstm", found, model) for model, found in zip(models, errors, strict=True)]
+    two = replace(TREND, over=(models[0], models[2]))
+    assert decide(two, groups)[0].detail.startswith("\N{MINUS SIGN}0.37 points per doubling of depth [")
+    del groups[1].runs[2]
+    (verdict,) = decide(replace(TREND, over=models), groups)
+    assert verdict.state == REPRODUCED
+    assert "2 seeds; depth 8, 14, 32" in verdict.detail
+
+
+@pytest.mark.parametrize("direction", ["falling", "rising"])
+def test_a_trend_counts_only_beyond_doubt(records, direction):
+    shallow, deep = [9, 9], [7, 9.2]  # one seed falls much, the other rises a little
+    if direction == "rising":
+        shallow, deep = deep, shallow
+    pairs = (("cifar/resnet8", shallow), ("cifar/resnet14", deep))
+    groups = [with_errors(records[0], "lstm", errors, model) for model, errors in pairs]
+    statement = replace(TREND, direction=direction, over=("cifar/resnet8", "cifar/resnet14"))
+    assert decide(statement, groups)[0].state == NOT_REPRODUCED
+
+
+def test_a_stand_in_s_trend_goes_over_networks_of_its_own(records):
+    over = ("timm/resnet18", "timm/resnet34")
+    stand_over = ("cifar/resnet8", "cifar/resnet14")
+    statement = replace(
+        TREND, on=({"data": "imagenet"},), over=over, stand_in=({"data": "digits"},), stand_over=stand_over
+    )
+    groups = [
+        with_errors(records[0], "lstm", errors, m) for m, errors in zip(stand_over, ([9, 9.1], [8, 8.2]), strict=True)
+    ]
+    (verdict,) = decide(statement, groups)
+    assert (verdict.state, verdict.stand_in) == (REPRODUCED, True)
+
+
+def test_a_trend_of_step_sizes_is_one_of_their_mean(records):
+    """In the deeper network the last stage has larger steps, which grow less."""
+    statement = replace(TREND, quantity="last_stage_mean", direction="rising", over=("cifar/resnet8", "cifar/resnet14"))
+    groups = [
+        replace(with_steps(records[0], steps), task=replace(task_of(records[0]), model=model))
+        for model, steps in zip(statement.over, ((0.2, 0.6), (0.8, 0.9)), strict=True)
+    ]
+    assert decide(statement, groups)[0].state == REPRODUCED
+
+
+def with_steps(record, *last_stages, first=(0.5, 0.5)):
+    """Two seeds with their step sizes in the last stage, alike where one is given, and the first of the first one."""
+    runs = {}
+    for seed in (0, 1):
+        last = last_stages[seed % len(last_stages)]
+        steps = {"layer1": ((first[seed],), (0.6,)), "layer2": tuple((value,) for value in last)}
+        runs[seed] = replace(record, seed=seed, step_sizes=steps)
     return Group(task_of(record), "lstm", runs)
 
 
@@ -179,7 +280,10 @@ def test_step_sizes_near_a_value_and_growing(records):
     growing = replace(LOWER, check="increasing", quantity="last_stage", group=LSTM)
     groups = [with_steps(records[0], (0.7, 0.8, 0.9))]
     assert [decide(statement, groups)[0].state for statement in (near, growing)] == [REPRODUCED, REPRODUCED]
-    groups = [with_steps(records[0], (0.9, 0.8, 0.7), first=0.7)]
+    groups = [with_steps(records[0], (0.9, 0.8, 0.7), first=(0.7, 0.7))]
+    assert [decide(statement, groups)[0].state for statement in (near, growing)] == [NOT_REPRODUCED, NOT_REPRODUCED]
+    # the means of two seeds are near enough and growing, but they are too far apart to be sure
+    groups = [with_steps(records[0], (0.2, 0.5), (0.5, 0.4), first=(0.5, 0.41))]
     assert [decide(statement, groups)[0].state for statement in (near, growing)] == [NOT_REPRODUCED, NOT_REPRODUCED]
 
 
@@ -191,3 +295,17 @@ def test_figure_1_is_judged_on_the_real_solutions():
     found = judge({"fig1": claims["fig1"]}, [], solutions())
     assert [verdict.state for verdict in found] == [REPRODUCED] * 3
     assert {verdict.state for verdict in judge({"fig1": claims["fig1"]}, [])} == {NOT_RUN}
+
+
+def test_a_solution_that_overshoots_is_unstable_and_fewer_steps_means_half():
+    def judged(check, large, small=None):
+        wanted = {"low": {"solution": "large"}, "high": {"solution": "small"}}
+        statement = Statement("s", "text", check, "solution", **wanted)
+        return decide(statement, [], {"large": large, "small": small or large})[0].state
+
+    overshoots = {"values": [1.0, -3.0, 0.5], "steps": 6, "error": 1.0}
+    shrinks = {"values": [1.0, -0.9, 0.5], "steps": 10, "error": 1.0}
+    assert judged("unstable", overshoots) == judged("stable", shrinks) == REPRODUCED
+    assert judged("stable", overshoots) == judged("unstable", shrinks) == NOT_REPRODUCED
+    assert judged("fewer_steps", overshoots, shrinks) == NOT_REPRODUCED
+    assert judged("fewer_steps", {**overshoots, "steps": 4}, shrinks) == REPRODUCED
