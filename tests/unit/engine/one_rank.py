@@ -14,7 +14,7 @@ from timestepper.engine.loop import Interrupted
 from timestepper.engine.signals import Signals
 from timestepper.errors import DiskFullError, TimestepperError
 
-CASES = ("train", "signal", "evaluation", "nan", "full")
+CASES = ("train", "signal", "evaluation", "nan", "full", "norm")
 
 
 class NaNOnce(nn.Module):
@@ -37,7 +37,7 @@ def no_space(step, state):
 def train(case, folder, group):
     """How the case ended on this rank."""
     signals = Signals()
-    model = NaNOnce(group.rank) if case == "nan" else network(norm=False, dropout=0.0)
+    model = NaNOnce(group.rank) if case == "nan" else network(norm=case == "norm", dropout=0.0)
     folder = folder / case if group.rank == 0 else None
     run = training(folder, model=model, group=group, signals=signals, checkpoint_steps=2)
     if case == "full" and group.rank == 0:

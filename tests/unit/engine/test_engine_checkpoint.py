@@ -53,6 +53,12 @@ def test_two_are_kept_and_leftovers_go(store):
     assert not list(store.folder.glob("*.tmp"))
 
 
+def test_what_was_just_saved_stays_although_others_have_higher_numbers(store):
+    for step in (10, 20, 5):
+        store.save(step, state(), IDENTITY)
+    assert [path.name for path in store.paths()] == ["step-00000005.pt", "step-00000010.pt", "step-00000020.pt"]
+
+
 def test_a_view_is_saved_without_the_rest_of_its_memory(store):
     small = store.save(1, {"model": {"view": torch.zeros(1_000_000)[:10]}}, IDENTITY)
     assert small.stat().st_size < 20_000

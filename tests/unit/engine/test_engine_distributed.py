@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import ranks
 import torch
-from tiny_training import close, network, training
+from tiny_training import TinyBatches, close, network, training
 
 from timestepper.engine import distributed
 from timestepper.engine.distributed import Group
+from timestepper.engine.evaluation import Evaluation
 from timestepper.errors import DistributedError, LoaderError
 
 SCRIPT = Path(__file__).with_name("one_rank.py")
@@ -45,6 +46,16 @@ def test_two_processes_give_the_losses_and_weights_of_one(together, alone):
     for name, value in finished.model.state_dict().items():
         torch.testing.assert_close(value, alone[1][name], rtol=1e-5, atol=1e-6)
     close(finished)
+
+
+def test_two_processes_test_all_images_with_the_statistics_that_are_saved(together):
+    folder, ends = together
+    assert [end["norm"] for end in ends] == ["finished at 10"] * 2
+    logged = json.loads((folder / "norm/metrics.jsonl").read_text().splitlines()[-1])["test"]
+    saved = training(folder / "norm", model=network(dropout=0.0))
+    alone = Evaluation(saved.model, saved.runtime, Group()).run(TinyBatches(training=False))
+    close(saved)
+    assert logged == pytest.approx(alone, rel=1e-6)
 
 
 @pytest.mark.parametrize(("case", "step"), [("signal", 4), ("evaluation", 5)])

@@ -48,6 +48,9 @@ def test_modes_are_put_back_and_gradients_stay_on():
     assert torch.is_grad_enabled()  # nothing leaks to whoever drives the generator
     steps.close()
     assert model.training
+    model.eval()
+    Evaluation(model, CPU, Group()).run(TinyBatches(training=False))
+    assert not model.training
 
 
 def test_it_can_be_repeated_and_polled():

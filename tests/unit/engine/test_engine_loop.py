@@ -47,6 +47,13 @@ def test_it_yields_each_step_and_each_evaluated_batch():
     assert list(run.steps()) == [1, 2, 3, 4, 5, 5, 5, 6, 7, 8, 9, 10, 10, 10]
 
 
+def test_each_update_is_made_with_the_rate_of_its_own_step():
+    run, used = training(), {}
+    for step in run.steps():
+        used.setdefault(step, float(run.optimiser.param_groups[0]["lr"]))
+    assert list(used.values()) == pytest.approx([0.1] * 5 + [0.01] * 3 + [0.001] * 2)
+
+
 def test_it_learns():
     run = training(epochs=30)
     run.run()
