@@ -11,11 +11,11 @@ def recipe(*changes):
     return loads("", "test", ["run.epochs=4", *changes])
 
 
-def go_on(before, after, *, step=15, done=1, override=False, world=1):
+def go_on(before, after, *, step=15, done=1, override=False, world=1, samples=SAMPLES):
     """Reconcile a state of ``before`` (10 steps an epoch) with ``after``; the new state and what was said."""
     state = {"recipe": dump(before), "step": step, "epochs_done": done, "world": 1, "interval": [1.0], "epoch": [2.0]}
     told = []
-    found = reconcile(state, after, samples=SAMPLES, world=world, override=override, where="runs/x", say=told.append)
+    found = reconcile(state, after, samples=samples, world=world, override=override, where="runs/x", say=told.append)
     return found, told
 
 
@@ -61,6 +61,13 @@ def test_epochs_may_grow_where_the_learning_rates_so_far_stay(law, step, allowed
         with pytest.raises(RecipeError, match=r"run\.epochs 4 -> 8"):
             go_on(before, after, step=step)
         go_on(before, after, step=step, override=True)
+
+
+def test_a_batch_that_is_not_whole_is_no_step_of_an_epoch():
+    before, after = recipe(), recipe("run.epochs=8")
+    go_on(before, after, step=20, samples=700)
+    with pytest.raises(RecipeError, match=r"run\.epochs 4 -> 8"):
+        go_on(before, after, step=21, samples=700)
 
 
 def test_epochs_may_not_shrink_below_what_is_done():

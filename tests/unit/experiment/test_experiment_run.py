@@ -2,19 +2,31 @@
 
 import json
 import shutil
+import subprocess
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+import timestepper
 from timestepper.adapters import create_model
 from timestepper.cli import app
+from timestepper.data import open_dataset
 from timestepper.engine.checkpoint import read
 from timestepper.engine.loop import Interrupted, Training
-from timestepper.errors import CheckpointError, RecipeError, RecordError, RunDirectoryError
-from timestepper.experiment import record
-from timestepper.experiment.load import load
+from timestepper.errors import (
+    CheckpointError,
+    DistributedError,
+    LoaderError,
+    RecipeError,
+    RecordError,
+    RunDirectoryError,
+)
+from timestepper.experiment import finish, record
+from timestepper.experiment.load import as_dict, load
+from timestepper.experiment.measure import complete
+from timestepper.stability import open_chain, proposition_1
 
 TINY = (
     "data.batch_size=256",
@@ -52,6 +64,26 @@ def test_the_summary_shows_errors_and_evolution_time(finished):
     _, output = finished
     for part in ("epoch 2/2", "dt layer1", "train error", "test error", "folded error", "(equal;", "T = "):
         assert part in output
+
+
+def test_the_summary_says_where_a_fold_is_not_equal():
+    figures = {"test": {"error": 0.1, "loss": 1.0}, "folded": {"error": 0.1}, "fold_difference": 0.0}
+    figures["evolution_time"] = {"a": 1.0, "b": 2.5}
+    assert "folded error  10.00% (equal; largest" in "\n".join(finish.summary_lines(figures))
+    assert "T = 3.500 (a 1.000, b 2.500)" in "\n".join(finish.summary_lines(figures))
+    figures["folded"]["error"] = 0.2
+    assert "folded error  20.00% (NOT EQUAL; largest" in "\n".join(finish.summary_lines(figures))
+
+
+def test_step_sizes_are_recorded_to_five_digits():
+    net = timestepper.attach(create_model("cifar/resnet8"), "independent")
+    with torch.no_grad():
+        for parameter in net.controllers.parameters():
+            parameter.uniform_(-3, 3)
+    found = finish.final_step_sizes(net)
+    for name, dt in timestepper.step_sizes(net).items():
+        assert torch.tensor(found[name]) == pytest.approx(dt.detach(), rel=1e-4)
+        assert all(len(f"{value:g}") <= 8 for row in found[name] for value in row)
 
 
 def test_the_folder_holds_everything(finished):
@@ -92,12 +124,42 @@ def test_the_record_is_complete_and_signed(finished):
     assert made["final"]["test"]["error"] == made["epochs"][-1]["test"]["error"]
     assert made["final"]["fold_difference"] <= 1e-5
     assert [len(made["step_sizes"][stage][0]) for stage in ("layer1", "layer2", "layer3")] == [16, 32, 64]
-    assert made["wall_seconds"] > 0
-    assert {"commit", "versions", "device", "data_sha256", "seed", "world"} <= made.keys()
+    times = [json.loads(line)["seconds"] for line in (run / "timing.jsonl").read_text().splitlines()]
+    assert made["wall_seconds"] == round(sum(times), 1) > 0
+    assert made["final"]["best"]["error"] == min(line["test"]["error"] for line in made["epochs"])
+    assert made["data_sha256"] == open_dataset("digits").sha256
+    assert {"commit", "versions", "device", "seed", "world"} <= made.keys()
     copies = list((run.parent / "results").iterdir())
     assert [copy.name for copy in copies] == [record.file_name(made)]
     assert copies[0].read_bytes() == (run / "record.json").read_bytes()
     assert copies[0].name.startswith("smoke-digits-lstm_cifar-resnet8_lstm_")
+
+
+def test_a_record_s_name_says_what_was_run_and_not_how_often_it_was_saved():
+    def name(*changes):
+        recipe = load("smoke/digits-lstm", [*TINY, *changes])
+        return record.file_name({"recipe": as_dict(recipe), "name": "a/b", "seed": recipe.run.seed})
+
+    assert name() == name("run.checkpoint_epochs=5", "run.log_steps=3")
+    assert len({name(), name("run.epochs=3"), name("optimiser.lr=0.2"), name("run.seed=1")}) == 4
+    assert name("run.seed=1") == name().replace("seed0", "seed1")
+
+
+def test_the_commit_of_changed_files_has_a_plus(tmp_path, monkeypatch):
+    def git(*arguments):
+        command = ["git", "-c", "user.name=x", "-c", "user.email=x@y", *arguments]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+
+    monkeypatch.setattr(record, "__file__", str(tmp_path / "record.py"))
+    monkeypatch.setenv("TIMESTEPPER_COMMIT", "from outside")
+    assert record.commit() == "from outside"
+    (tmp_path / "record.py").write_text("1")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    assert record.commit() == git("rev-parse", "HEAD")
+    (tmp_path / "record.py").write_text("2")
+    assert record.commit() == git("rev-parse", "HEAD") + "+"
 
 
 def test_the_record_is_read_by_the_report(finished):
@@ -106,6 +168,20 @@ def test_the_record_is_read_by_the_report(finished):
     records, problems = load_records(finished[0].parent / "results")
     assert problems == []
     assert records[0].name == "smoke/digits-lstm"
+
+
+def test_what_is_measured_is_proposition_1_and_is_measured_once(run, tmp_path):
+    stability = complete(run, tmp_path / "results", ["stability"])["stability"]
+    model = finish.restore(run).model
+    bound = proposition_1(open_chain(model, torch.randn(1, 1, 8, 8)))  # which does not depend on the images
+    assert stability["log_bound"] == pytest.approx([block.log for block in bound.blocks], rel=1e-6)
+    assert stability["step_sizes"] == pytest.approx(
+        [row.mean().item() for dt in timestepper.step_sizes(model).values() for row in dt]
+    )
+    content = record.read(run)
+    content["stability"]["blocks"] = ["as it was"]
+    record.write(content, run / "record.json")
+    assert complete(run, tmp_path / "results", ["stability"])["stability"]["blocks"] == ["as it was"]
 
 
 def test_a_half_run_has_no_record(run):
@@ -200,6 +276,20 @@ def test_evaluate_keeps_its_remarks_out_of_the_json_and_needs_no_gpu_of_a_run_th
     result = CliRunner().invoke(app, ["evaluate", str(run), "--json", "--device", "cpu"])
     assert json.loads(result.stdout)["test"]["samples"] == 360
     assert result.stderr == "no CUDA graph: there is no CUDA device; running step by step\n"
+
+
+def test_evaluate_refuses_weights_of_another_network(run):
+    recipe = run / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("cifar/resnet8", "cifar/resnet14"))
+    with pytest.raises(CheckpointError, match=r"checkpoint is .*cifar/resnet8.*, you asked for .*cifar/resnet14"):
+        call("evaluate", run, "--device", "cpu")
+
+
+def test_the_difference_of_a_fold_has_no_sign():
+    above, below = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    below.load_state_dict({name: value - float(name == "bias") for name, value in above.state_dict().items()})
+    for pair in ((above, below), (below, above)):
+        assert finish._difference(*pair, torch.ones(1, 2)) == pytest.approx(1.0)
 
 
 def test_evaluate_runs_in_one_process(run, monkeypatch):
@@ -304,3 +394,23 @@ def test_torchrun_does_not_restart_a_run_that_failed_by_itself(tmp_path, monkeyp
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     with pytest.raises(RunDirectoryError, match=r"not restarted.*it diverged"):
         call("train", "smoke/digits", *TINY, "--run-dir", tmp_path / "run")
+
+
+def test_torchrun_restarts_a_run_that_lost_a_process(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/status.json").write_text(json.dumps({"state": "failed", "hopeless": False, "error": "lost"}))
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    call("train", "smoke/digits", *TINY, "run.epochs=1", "--run-dir", tmp_path / "run")
+    assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "finished"
+
+
+@pytest.mark.parametrize("error", [LoaderError, DistributedError])
+def test_a_lost_worker_or_process_is_no_reason_to_give_up(tmp_path, monkeypatch, error):
+    def lost(training):
+        raise error("gone")
+
+    monkeypatch.setattr(Training, "_end_epoch", lost)
+    with pytest.raises(error, match="gone"):
+        call("train", "smoke/digits", *TINY, "--run-dir", tmp_path / "run")
+    status = json.loads((tmp_path / "run/status.json").read_text())
+    assert (status["state"], status["hopeless"]) == ("failed", False)

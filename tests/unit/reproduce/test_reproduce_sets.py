@@ -109,6 +109,38 @@ def test_a_short_schedule_takes_less_time(tmp_path):
     assert {wanted.recipe.run.epochs for wanted in short} == {1}
 
 
+def test_the_time_of_a_set_is_that_of_its_own_epochs(tmp_path):
+    own = MINI.replace("hours", 'overrides = ["run.epochs=2"]\nhours')
+    (tmp_path / "mini.toml").write_text(own)
+    assert {wanted.hours for wanted in open_sets(str(tmp_path / "mini.toml"))} == {0.5}
+    assert {wanted.hours for wanted in open_sets(str(tmp_path / "mini.toml"), short=True)} == {0.25}
+
+
+def test_what_the_user_says_comes_last(tmp_path):
+    (tmp_path / "mini.toml").write_text(MINI)
+    found = open_sets(str(tmp_path / "mini.toml"), short=True, overrides=("run.epochs=7", "controller.kind=two_fc"))
+    assert {(wanted.recipe.run.epochs, wanted.recipe.controller.kind) for wanted in found} == {(7, "two_fc")}
+    assert [wanted.recipe.run.seed for wanted in found] == [0, 1]  # both kinds have become the same runs
+
+
+def test_all_is_the_paper_s_and_sets_add_up_what_they_measure(tmp_path, monkeypatch):
+    for path, measure, seeds in (
+        ("a/study", "stability", "[0, 5]"),
+        ("paper/one", "noise", "[0]"),
+        ("paper/two", "stability", "[0]"),
+    ):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        name = path.rpartition("/")[2]
+        text = MINI.replace('"mini"', f'"{name}"').replace('"noise"', f'"{measure}"').replace("[0, 1]", seeds)
+        (tmp_path / f"{path}.toml").write_text(text)
+    monkeypatch.setattr("timestepper.experiment.sets.FOLDERS", (tmp_path,))
+    assert list(names()) == ["one", "two", "study"]
+    paper, everything = open_sets("all"), open_sets("everything")
+    assert [(wanted.sets, wanted.measures) for wanted in paper] == [(("one", "two"), ("noise", "stability"))] * 2
+    assert [wanted.recipe.run.seed for wanted in everything] == [0, 0, 5, 5]
+    assert everything[0].sets == ("one", "two", "study")
+
+
 @pytest.mark.parametrize(
     ("before", "after", "complaint"),
     [

@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 
 from timestepper.errors import RecipeError
+from timestepper.experiment.load import load
 from timestepper.experiment.sets import open_sets
-from timestepper.experiment.sweep_plan import expand, parse_seeds, split
+from timestepper.experiment.sweep_plan import by_the_clock, expand, parse_seeds, split
 
 OUT = Path("out")
 
@@ -50,6 +51,8 @@ def test_a_bad_recipe_is_refused_before_any_run_begins():
 def test_runs_save_by_the_clock_unless_told_otherwise():
     clocked = expand(["smoke/digits"], [], [], OUT, 60.0)[0].recipe.run
     assert (clocked.checkpoint_epochs, clocked.checkpoint_seconds) == (0, 60.0)
+    often = by_the_clock(load("smoke/digits", ["run.checkpoint_steps=7"]), 60.0).run
+    assert (often.checkpoint_steps, often.checkpoint_seconds) == (0, 60.0)
     own = expand(["smoke/digits"], ["run.checkpoint_epochs=3"], [], OUT, 60.0)[0].recipe.run
     assert (own.checkpoint_epochs, own.checkpoint_seconds) == (3, 0.0)
 

@@ -6,11 +6,13 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from PIL import Image
 from tiny_sweep import alone, entries, remains, run_sweep
 
 from timestepper.engine.rundir import RunDirectory, read_status
 from timestepper.engine.signals import Signals
 from timestepper.experiment import sweep as sweeping
+from timestepper.experiment.load import load
 from timestepper.experiment.sweep import Shared, exit_code
 
 PLAIN = ("smoke/digits",)
@@ -181,6 +183,24 @@ def test_all_runs_share_one_copy_of_the_data(tmp_path):
     shared, cpu = Shared(), torch.device("cpu")
     first, second = (shared.dataset(entry.recipe, cpu) for entry in entries(tmp_path, recipes=PLAIN, seeds=(0, 1)))
     assert first.train.images.data_ptr() == second.train.images.data_ptr()
+
+
+def test_data_of_another_folder_or_size_is_not_shared(tmp_path):
+    for root, count in (("a", 1), ("b", 2)):
+        for path in (tmp_path / root / split / label for split in ("train", "val") for label in "01"):
+            path.mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (40, 40)).save(path / f"{number}.png")
+
+    shared = Shared()
+
+    def opened(root, size):
+        changes = ["data.name=folder", "data.augment=none", f"data.root={tmp_path / root}", f"data.size={size}"]
+        return shared.dataset(load("smoke/digits", changes), torch.device("cpu")).train
+
+    found = [opened("a", 16), opened("b", 16), opened("a", 32), opened("a", 16)]
+    assert [len(images) for images in found] == [2, 4, 2, 2]
+    assert [images.input_shape[1] for images in found] == [16, 16, 32, 16]
 
 
 def test_a_request_to_save_reaches_every_run(tmp_path):
