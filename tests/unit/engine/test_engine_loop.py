@@ -4,13 +4,17 @@ import math
 import resource
 import shutil
 import signal
+from typing import ClassVar
 
 import pytest
 import torch
 from tiny_training import BATCH, EPOCHS, STEPS, close, network, training
 from torch import nn
 
+from timestepper.engine.distributed import Group
+from timestepper.engine.journal import Journal
 from timestepper.engine.loop import Interrupted, Observation
+from timestepper.engine.metrics import Sums
 from timestepper.engine.signals import Signals
 from timestepper.errors import CheckpointError, DiskFullError, DivergedError
 
@@ -52,6 +56,30 @@ def test_each_update_is_made_with_the_rate_of_its_own_step():
     for step in run.steps():
         used.setdefault(step, float(run.optimiser.param_groups[0]["lr"]))
     assert list(used.values()) == pytest.approx([0.1] * 5 + [0.01] * 3 + [0.001] * 2)
+
+
+class Draws(nn.Module):
+    """A network that notes a random number of every update, as dropout would draw it."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.drawn = network(), []
+
+    def forward(self, images):
+        if self.training:
+            self.drawn.append(torch.rand(()).item())
+        return self.inner(images)
+
+
+def test_random_numbers_belong_to_seed_step_and_rank():
+    def drawn(seed, rank=0):
+        model = Draws()
+        training(model=model, seed=seed, group=Group(rank, 2)).run()
+        return model.drawn
+
+    first, other_seed, other_rank = drawn(0), drawn(1), drawn(0, rank=1)
+    assert first == drawn(0)
+    assert len({*first, *other_seed, *other_rank}) == 3 * TOTAL
 
 
 def test_it_learns():
@@ -138,6 +166,29 @@ def test_metrics_have_every_step_once_and_agree_with_the_schedule(uninterrupted)
         assert line["test"]["samples"] == 13
 
 
+def test_sums_weigh_each_update_by_its_samples():
+    sums = Sums()
+    assert sums.means() == {}
+    sums.add(1.0, 3, 3)
+    sums.add(5.0, 0, 1)
+    assert sums.means() == {"loss": 2.0, "error": 0.25}
+    assert Sums(sums.values).means() == sums.means()
+
+
+def test_progress_is_told_of_loss_accuracy_and_images(uninterrupted):
+    class Told(Journal):
+        rows: ClassVar = []
+
+        def step(self, step, epoch, loss, accuracy, images):
+            self.rows.append((step, epoch, loss, accuracy, images))
+
+    run = training()
+    run.journal = Told()
+    run.run()
+    steps = [line for line in lines(uninterrupted[0]) if line["kind"] == "step"]
+    assert Told.rows == [(line["step"], line["epoch"], line["loss"], 1 - line["error"], BATCH) for line in steps]
+
+
 def test_intervals_are_means_and_survive_a_resume(tmp_path, uninterrupted):
     run = training(tmp_path / "run", log_steps=4, checkpoint_steps=3)
     for done in run.steps():
@@ -167,6 +218,12 @@ def test_best_is_kept_across_a_resume_and_is_not_the_last(tmp_path):
     close(again)
 
 
+def test_the_first_of_equally_good_epochs_is_the_best():
+    run = training(model=network(norm=False), epochs=3, lr=1e-12)
+    run.run()
+    assert run.best["epoch"] == 1
+
+
 def test_evaluation_can_be_rare_but_the_last_epoch_has_one(tmp_path):
     run = training(tmp_path / "run", epochs=5, evaluate_epochs=2)
     run.run()
@@ -188,6 +245,29 @@ def test_checkpoints_can_be_rare_but_the_last_step_has_one(tmp_path):
         "step-00000015.pt",
         "step-00000025.pt",
     ]
+
+
+def test_checkpoints_by_steps_come_at_the_end_of_an_epoch_too(tmp_path):
+    run = training(tmp_path / "run", epochs=3, checkpoint_epochs=0, checkpoint_steps=STEPS)
+    for done in run.steps():
+        if done > STEPS:
+            break
+    close(run)
+    assert (tmp_path / f"run/checkpoints/step-{STEPS:08d}.pt").exists()
+
+
+def test_the_clock_asks_once_for_each_time_that_has_passed(tmp_path, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    run = training(tmp_path / "run", checkpoint_epochs=0, checkpoint_seconds=10)
+    saved = []
+    for done in run.steps():
+        saved.append((run.journal.last_saved().rpartition("step-")[2], done))
+        now += 6
+        if done == 4:
+            break
+    close(run)
+    assert saved == [("00000000.pt", 1), ("00000000.pt", 2), ("00000003.pt", 3), ("00000003.pt", 4)]
 
 
 def test_what_the_caller_observes_is_logged(tmp_path):
@@ -236,7 +316,7 @@ def test_a_non_finite_step_stops_before_the_update(tmp_path, where, at):
     while run.step < at - 1:
         next(steps)
     weights = [p.detach().clone() for p in run.model.parameters()]
-    with pytest.raises(DivergedError, match=f"step {at}: loss .* on rank 0 at learning rate"):
+    with pytest.raises(DivergedError, match=rf"step {at}: loss .* on rank 0 at .* with the weights of step {at - 1};"):
         list(steps)
     assert all(torch.equal(a, b) for a, b in zip(weights, run.model.parameters(), strict=True))
     close(run)
@@ -284,13 +364,15 @@ def test_a_log_that_cannot_grow_is_a_full_disk(tmp_path):
     assert [line["step"] for line in lines(tmp_path / "run") if line["kind"] == "step"] == list(range(1, TOTAL + 1))
 
 
-def test_times_are_kept_apart_and_cover_every_image(tmp_path):
-    first = training(tmp_path / "run", checkpoint_steps=2)
+@pytest.mark.parametrize("every", [2, 4])  # saved at 6, or at 4, before the end of an epoch whose time was noted
+def test_times_are_kept_apart_and_cover_every_image(tmp_path, every):
+    first = training(tmp_path / "run", checkpoint_steps=every, checkpoint_epochs=0)
     for done in first.steps():
-        if done == 7:  # saved at 6; the seventh is done again
+        if done == 7:
             break
     close(first)
-    second = training(tmp_path / "run", checkpoint_steps=2)
+    second = training(tmp_path / "run", checkpoint_steps=every, checkpoint_epochs=0)
+    assert second.step == {2: 6, 4: 4}[every]
     second.run()
     close(second)
     times = [json.loads(line) for line in (tmp_path / "run/timing.jsonl").read_text().splitlines()]

@@ -35,6 +35,7 @@ def test_groups_have_their_own_decay_and_rate():
     first, second = parameters()
     groups = {"a": optimiser.Group([first]), "b": optimiser.Group([second], weight_decay=0.5, lr_scale=0.1)}
     built = optimiser.build(groups, lr=1.0, momentum=0.0, weight_decay=0.0)
+    assert [float(group["lr"]) for group in built.param_groups] == pytest.approx([1.0, 0.1])
     before = second.detach().clone()
     first.grad, second.grad = torch.zeros_like(first), torch.zeros_like(second)
     kept = first.detach().clone()

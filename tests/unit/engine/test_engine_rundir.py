@@ -1,5 +1,6 @@
 import json
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -67,3 +68,11 @@ def test_no_or_unreadable_status(tmp_path):
     assert read_status(tmp_path) is None
     (tmp_path / "status.json").write_text("{")
     assert read_status(tmp_path) is None
+
+
+def test_a_process_of_another_machine_is_not_called_dead(tmp_path):
+    status = {"state": "running", "pid": 2**22 + 1, "host": "elsewhere"}  # no process of this machine has that number
+    (tmp_path / "status.json").write_text(json.dumps(status))
+    assert read_status(tmp_path)["state"] == "running"
+    (tmp_path / "status.json").write_text(json.dumps({**status, "host": socket.gethostname()}))
+    assert read_status(tmp_path)["state"] == "killed"

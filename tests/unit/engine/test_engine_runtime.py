@@ -34,6 +34,14 @@ def test_devices():
         choose_device("gpu")
 
 
+def test_each_process_of_a_machine_has_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert [choose_device("auto", rank).index for rank in (0, 1)] == [0, 1]
+    with pytest.raises(RecipeError, match="process 2 of this machine has no GPU: 2 present"):
+        choose_device("cuda", 2)
+
+
 def test_bf16_computes_in_bf16_and_trains_in_float32():
     run = training(precision="bf16")
     run.run()
@@ -41,6 +49,13 @@ def test_bf16_computes_in_bf16_and_trains_in_float32():
     runtime = Runtime(CPU, precision="bf16")
     with runtime.autocast():
         assert runtime.call(network(), network(), torch.ones(2, 1, 4, 4)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_other_precisions_compute_in_float32(precision):
+    runtime = Runtime(CPU, precision=precision)
+    with runtime.autocast():
+        assert runtime.call(network(), network(), torch.ones(2, 1, 4, 4)).dtype == torch.float32
 
 
 def test_channels_last():
