@@ -1,5 +1,6 @@
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from timestepper.equations import log_perturbation_bound
 from timestepper.errors import StabilityError
 from timestepper.models import CifarResNet
 from timestepper.stability import measured_growth, open_chain, proposition_1
+from timestepper.stability.bound import log_factor
 from timestepper.stability.lipschitz import ways_through
-from timestepper.stability.operators import parameters_of
+from timestepper.stability.operators import batch_norm, parameters_of
 from timestepper.stability.perturbation import KINDS
 
 
@@ -214,6 +216,21 @@ class InPlace(nn.Module):
         return x
 
 
+class Weighted(nn.Module):
+    def forward(self, x):
+        return torch.add(x, x, alpha=9.0)
+
+
+class Mirrored(nn.Module):
+    def forward(self, x):
+        return F.pad(x[:, :, 1:], (0, 0, 1, 0), mode="replicate")
+
+
+class Picked(nn.Module):
+    def forward(self, x):
+        return x[:, [0, 0, 0, 0]]
+
+
 class Net(nn.Module):
     def __init__(self, middle):
         super().__init__()
@@ -254,6 +271,79 @@ def test_every_rule_of_the_walk_is_a_bound(middle, size):
     assert math.log(growth.blocks[0]) <= bound.blocks[0].log_certified
 
 
+def constant(layer, size=6):
+    """The Lipschitz constant that a layer counts with."""
+    block = SimpleNamespace(block=nn.Sequential(layer), path="block")
+    (way,) = ways_through(block, torch.randn(1, 4, size, size))
+    return way.constant
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        *(nn.ReLU(), nn.ReLU6(), nn.Hardtanh(), nn.Tanh(), nn.Softplus(), nn.Sigmoid(), nn.SiLU(), nn.GELU()),
+        *(nn.Hardswish(), nn.ELU(), nn.ELU(2.0), nn.LeakyReLU(), nn.LeakyReLU(2.0)),
+    ],
+    ids=str,
+)
+def test_an_activation_counts_with_its_largest_slope(layer):
+    x = torch.linspace(-6, 6, 120_001, dtype=torch.float64, requires_grad=True)
+    (slopes,) = torch.autograd.grad(layer(x).sum(), x)
+    assert slopes.abs().max().item() - 1e-9 <= constant(layer) <= slopes.abs().max().item() + 0.01
+
+
+@pytest.mark.parametrize(
+    ("layer", "size", "expected"),
+    [
+        (nn.MaxPool2d(2), 6, 1.0),
+        (nn.MaxPool2d(3, 2, 1), 6, 2.0),  # an input is in up to two windows per direction
+        (nn.AvgPool2d(2), 6, 0.5),
+        (nn.AvgPool2d(3, 2), 7, 2 / 3),
+        (nn.AvgPool2d(2, ceil_mode=True), 7, 1.0),  # a window over the edge may hold one pixel
+        (nn.AvgPool2d(2, 2, 1), 6, 1.0),
+    ],
+)
+def test_pooling_counts_the_windows_of_an_input(layer, size, expected):
+    assert constant(layer, size) == pytest.approx(expected)
+
+
+class Turned(nn.Module):
+    def forward(self, x):
+        return x * -3.0
+
+
+def test_a_negative_factor_counts_with_its_size():
+    assert constant(Turned()) == 3.0
+
+
+def test_a_block_without_a_shortcut_has_its_branch_s_factor():
+    assert log_factor(0.0, 2.0) == pytest.approx(math.log(2))
+    assert math.isfinite(log_factor(0.0, 0.0))
+    assert log_factor(3.0, 2.0) == pytest.approx(math.log(5))
+
+
+def test_each_of_the_three_factors_is_made_of_its_own_norms():
+    chain = open_chain(moved(FAMILIES["cifar resnet20"]()), torch.randn(1, 3, 16, 16))
+    block = proposition_1(chain, tolerance=0.5).blocks[0]  # far from converged, so that the three differ
+    for kind, found in (("estimate", block.log), ("upper", block.log_certified), ("reshaped", block.log_reshaped)):
+        assert found == pytest.approx(math.log(1 + math.prod(getattr(norm, kind) for norm in block.layers.values())))
+    assert block.log < block.log_certified
+    assert block.log_reshaped != pytest.approx(block.log, rel=1e-3)
+
+
+def test_padding_same_is_the_padding_that_keeps_the_size():
+    for dilation in (1, 2):
+        layer = nn.Conv2d(4, 4, 3, padding="same", dilation=dilation)
+        (way,) = ways_through(SimpleNamespace(block=nn.Sequential(layer), path="block"), torch.randn(1, 4, 6, 6))
+        assert way.layers[0].geometry.padding == (dilation, dilation)
+
+
+def test_a_batch_norm_scales_by_its_variance_and_its_epsilon():
+    norm = batch_norm("norm", nn.BatchNorm2d(2, eps=1.0))
+    parameters = {"norm.running_var": torch.tensor([3.0, 8.0]), "norm.weight": torch.tensor([1.0, -6.0])}
+    assert norm.weight(parameters).flatten().tolist() == pytest.approx([0.5, -2.0])
+
+
 def test_a_batch_norm_is_folded_into_the_convolution_before_it():
     net = moved(FAMILIES["cifar resnet20"]())
     chain = open_chain(net, torch.randn(1, 3, 16, 16))
@@ -274,11 +364,32 @@ def test_a_batch_norm_is_folded_into_the_convolution_before_it():
         (Largest(), "blocks.0.middle: the norm of max"),
         (Pooled(), "blocks.0.middle.pool: the norm of MaxPool2d"),
         (ReadOut(), "blocks.0.middle: the norm of item"),
+        (Weighted(), "blocks.0.middle: the norm of add"),
+        (Mirrored(), "blocks.0.middle: the norm of pad"),
+        (Picked(), "blocks.0.middle: the norm of getitem"),
+        (nn.MaxPool2d(2, 1, padding=1, dilation=2), "blocks.0.middle: the norm of MaxPool2d with dilation"),
+        (nn.AvgPool2d(3, 1, padding=1, divisor_override=2), "blocks.0.middle: the norm of AvgPool2d with a divisor"),
+        (nn.Conv2d(4, 4, 2, padding="same"), "blocks.0.middle pads unevenly"),
         (nn.GroupNorm(2, 4), "blocks.0.middle: the norm of GroupNorm"),
         (nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), "blocks.0.middle pads with 'reflect'"),
         (nn.Sequential(nn.BatchNorm2d(4, track_running_stats=False)), "blocks.0.middle.0 keeps no running statistics"),
     ],
-    ids=["gate", "in place", "largest", "indices", "read out", "group norm", "reflection", "no statistics"],
+    ids=[
+        "gate",
+        "in place",
+        "largest",
+        "indices",
+        "read out",
+        "weighted",
+        "mirrored",
+        "picked",
+        "dilation",
+        "divisor",
+        "uneven",
+        "group norm",
+        "reflection",
+        "no statistics",
+    ],
 )
 def test_layers_without_a_known_norm_are_named(middle, where):
     chain = open_chain(Net(middle), torch.randn(2, 4, 6, 6))

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from timestepper.equations import backpropagated
 from timestepper.errors import StabilityError
 from timestepper.models import CifarResNet
 from timestepper.stability import analyse, euler_condition, gradient_shares, measured_growth, open_chain
-from timestepper.stability.euler import branch
+from timestepper.stability.euler import EulerBlock, branch
 from timestepper.stability.perturbation import top_direction
 
 
@@ -47,6 +48,18 @@ def test_power_iterated_growth_is_the_largest_singular_value(small):
     block = small.links[3].block
     values = [torch.linalg.matrix_norm(jacobian(block, small.features[3][i : i + 1]), 2).item() for i in range(3)]
     assert growth.blocks[3] == pytest.approx(max(values), rel=1e-3)
+
+
+def test_random_growth_is_the_largest_over_samples_block_by_block(small):
+    found = measured_growth(small, "random", size=0.1, seed=3)
+    start = small.features[0]
+    noise = torch.randn(start.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    scale = 0.1 * start.flatten(1).norm(dim=1) / noise.flatten(1).norm(dim=1)
+    moved = small.run(start + noise * scale.reshape(-1, 1, 1, 1))
+    lengths = [(a - b).flatten(1).norm(dim=1) for a, b in zip(moved, small.features, strict=True)]
+    assert found.blocks == pytest.approx([(after / before).max().item() for before, after in pairwise(lengths)])
+    whole = lengths[-1] / lengths[0]
+    assert (found.end_to_end, found.mean) == pytest.approx((whole.max().item(), whole.mean().item()))
 
 
 @pytest.fixture(scope="module")
@@ -108,13 +121,25 @@ def test_an_adversarial_perturbation_raises_the_loss_more_than_a_random_one(plai
     assert adversarial > 2 * max(random, clean)
 
 
+def test_without_labels_the_decision_itself_is_attacked(small):
+    decided = small.logits(small.features[0]).argmax(1)
+    assert measured_growth(small, "adversarial") == measured_growth(small, "adversarial", labels=decided)
+    assert measured_growth(small, "adversarial") != measured_growth(small, "adversarial", labels=(decided + 1) % 10)
+
+
+def test_the_euler_condition_holds_within_the_tolerance_of_its_eigenvalues():
+    assert EulerBlock("stage", "path", radius=1 + 0.5e-4).stable
+    assert EulerBlock("stage", "path", radius=1 + 2e-4).stable is False
+
+
 def test_unknown_kinds_are_listed(small):
     with pytest.raises(StabilityError, match="random, adversarial, power"):
         measured_growth(small, "sideways")
 
 
-def test_eigenvalues_agree_with_the_dense_jacobian(small):
-    found = euler_condition(small, sample=1, count=4)
+@pytest.mark.parametrize("count", [4, 40])  # by Arnoldi, and all at once where that is too small for Arnoldi
+def test_eigenvalues_agree_with_the_dense_jacobian(small, count):
+    found = euler_condition(small, sample=1, count=count)
     square = 0
     for link, features, block in zip(small.links, small.features, found, strict=False):
         assert block.path == link.path
@@ -125,7 +150,7 @@ def test_eigenvalues_agree_with_the_dense_jacobian(small):
         square += 1
         at = features[1:2]
         dense = np.linalg.eigvals(jacobian(lambda y, link=link: branch(link, y), at).numpy())
-        largest = np.sort(np.abs(1 + dense))[::-1][:4]
+        largest = np.sort(np.abs(1 + dense))[::-1][:count]
         assert block.converged
         assert np.abs(1 + np.array(block.eigenvalues)) == pytest.approx(largest, rel=1e-3)
         assert block.radius == pytest.approx(largest[0], rel=1e-3)

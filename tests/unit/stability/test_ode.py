@@ -9,6 +9,7 @@ from timestepper.errors import StabilityError
 from timestepper.stability.ode import (
     EULER,
     FEHLBERG,
+    Solution,
     Tableau,
     adaptive_steps,
     decay,
@@ -74,12 +75,44 @@ def test_every_accepted_step_keeps_the_tolerance_and_the_rule():
         carried = fixed_steps(forced, value, time + size, 1, FEHLBERG, begin=time).values[-1]
         embedded = fixed_steps(forced, value, time + size, 1, FEHLBERG.higher(), begin=time).values[-1]
         assert abs(carried - embedded) <= tolerance * (1 + 1e-6)
+        after = solution.values[list(solution.times).index(time) + 1]
+        assert after == pytest.approx(carried, rel=1e-12)  # the method's own order is carried on, not the embedded one
 
 
 def test_step_changes_stay_inside_their_limits():
     solution = adaptive_steps(lambda t, y: 0 * y, 1.0, 100.0, first_step=0.01, change=(0.5, 2.0))
     changes = solution.step_sizes[1:-1] / solution.step_sizes[:-2]
     assert changes == pytest.approx(2.0)
+
+
+def test_a_step_that_is_thrown_away_shrinks_inside_the_limits():
+    solution = adaptive_steps(forced, 1.0, 4.0, tolerance=1e-5, first_step=2.0, change=(0.5, 2.0))
+    assert solution.rejected > 2
+    assert solution.step_sizes[0] >= 2.0 * 0.5**solution.rejected
+
+
+def test_a_step_that_overflows_is_tried_again_smaller():
+    calls = []
+
+    def steep(time, value):
+        calls.append(time)
+        assert len(calls) < 10_000
+        return -(value**3)
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        solution = adaptive_steps(steep, 1e3, 1.0, first_step=1.0, tolerance=1e-6)
+    assert solution.rejected > 0
+    assert solution.values[-1] == pytest.approx((2.0 + 1e-6) ** -0.5, abs=1e-4)
+
+
+def test_the_worst_component_of_a_system_decides():
+    one = adaptive_steps(decay, [1.0], 3.0)
+    both = adaptive_steps(lambda t, y: np.array([-4 * y[0], 0.0]), [1.0, 1.0], 3.0)
+    assert both.times.tolist() == one.times.tolist()
+
+
+def test_the_error_of_a_solution_is_its_largest():
+    assert Solution(np.arange(3.0), np.array([1.0, -3.0, 2.0])).error(lambda time: 1.0) == 4.0
 
 
 def test_figure_1_shows_what_the_paper_says():
@@ -89,6 +122,7 @@ def test_figure_1_shows_what_the_paper_says():
     assert small.error(decayed) < 0.02
     assert adaptive.error(decayed) < 5e-3
     assert adaptive.steps < small.steps / 4
+    assert figure_1(large=0.1, small=0.05, end=0.3)["Euler, h = 0.1"].steps == 3  # 0.3 / 0.1 is a little less than 3
 
 
 def test_mistakes_are_said_in_one_line():
@@ -96,6 +130,8 @@ def test_mistakes_are_said_in_one_line():
         adaptive_steps(decay, 1.0, 1.0, method=EULER)
     with pytest.raises(StabilityError, match="tolerance > 0"):
         adaptive_steps(decay, 1.0, 1.0, tolerance=0)
+    with pytest.raises(StabilityError, match="first step > 0"):
+        adaptive_steps(decay, 1.0, 1.0, first_step=0)
     with pytest.raises(StabilityError, match="0 steps"):
         fixed_steps(decay, 1.0, 1.0, 0)
     with pytest.raises(StabilityError, match="raise the tolerance"):

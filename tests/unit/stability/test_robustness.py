@@ -2,6 +2,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from scipy.ndimage import gaussian_filter
 from torch.nn import functional as F
 
 import timestepper
@@ -127,6 +128,20 @@ def test_an_attack_on_a_sample_does_not_depend_on_its_batch(plain, digits):
     torch.testing.assert_close(together[4:5], alone, atol=1e-5, rtol=0)
 
 
+def test_pgd_begins_anywhere_within_epsilon_by_seed_and_sample(plain, digits):
+    images, labels = torch.full((2, 1, 8, 8), 0.5), torch.zeros(2).long()
+    scale = Pixels((0.0,), (1.0,))
+
+    def start(seed, indices=(0, 1)):
+        return (pgd(plain, images, labels, 0.1, scale, indices=indices, steps=0, seed=seed) - 0.5) / 0.1
+
+    assert start(0).min() < -0.8
+    assert start(0).max() > 0.8
+    assert torch.equal(start(0), start(0))
+    assert not torch.equal(start(0), start(1))
+    assert torch.equal(start(0)[1], start(0, (1, 2))[0])
+
+
 @pytest.fixture(scope="module")
 def photo():
     """Smooth colours, 3 x 96 x 96 pixels, and a coarse one of 24."""
@@ -170,6 +185,47 @@ def test_corruptions_do_what_they_say(photo):
     coloured = torch.tensor([0.2, 0.4, 0.1]).reshape(1, 3, 1, 1).expand(1, 3, 8, 8)
     brighter = corrupt(coloured, "brightness", 4, [0])[0, :, 0, 0]
     assert brighter.tolist() == pytest.approx([0.3, 0.6, 0.15])  # value 0.4 to 0.6, hue and saturation kept
+
+
+def test_strengths_are_those_of_cifar_c_up_to_64_pixels_and_of_imagenet_c_above():
+    for size, left, added in (
+        (64, (0.75, 0.5, 0.4, 0.3, 0.15), (0.05, 0.1, 0.15, 0.2, 0.3)),
+        (65, (0.4, 0.3, 0.2, 0.1, 0.05), (0.1, 0.2, 0.3, 0.4, 0.5)),
+    ):
+        pixels = torch.full((1, 1, 2, size), 0.5)
+        pixels[:, :, 0], pixels[:, :, 1] = 0.4, 0.6
+        for severity in (1, 2, 3, 4, 5):
+            contrast = corrupt(pixels, "contrast", severity, [0])
+            assert (contrast.max() - contrast.min()).item() == pytest.approx(0.2 * left[severity - 1], abs=1e-6)
+            brighter = corrupt(pixels, "brightness", severity, [0])
+            assert brighter.min().item() == pytest.approx(0.4 + added[severity - 1], abs=1e-6)
+
+
+def test_blur_is_gaussian(photo):
+    pixels = F.interpolate(photo, size=(24, 24), mode="area")[0, 0]
+    expected = gaussian_filter(pixels.numpy(), 1.0, mode="nearest", truncate=4.0)
+    assert corrupt(pixels[None, None], "blur", 5, [0])[0, 0].numpy() == pytest.approx(expected, abs=1e-5)
+
+
+def test_black_is_brightened_to_grey_and_each_colour_has_a_contrast_of_its_own():
+    pixels = torch.zeros(1, 3, 4, 4)
+    torch.testing.assert_close(corrupt(pixels, "brightness", 5, [0]), torch.full_like(pixels, 0.3))
+    pixels[:, 0] = 1.0  # each channel is flat, so there is no contrast to lose
+    torch.testing.assert_close(corrupt(pixels, "contrast", 5, [0]), pixels)
+
+
+def test_impulses_are_as_often_white_as_black():
+    flat = torch.full((1, 3, 60, 60), 0.5)
+    impulses = corrupt(flat, "impulse_noise", 5, [0])
+    white, black = ((impulses == value).float().mean().item() for value in (1.0, 0.0))
+    assert white == pytest.approx(0.035, abs=0.008)
+    assert black == pytest.approx(0.035, abs=0.008)
+
+
+def test_pixels_that_rounding_left_below_zero_are_corrupted_too(plain, digits):
+    black = digits.scale.encode(torch.zeros(2, 1, 8, 8)) - 1e-5
+    table = robustness.corrupted(plain, [(black, torch.tensor([0, 1]))], digits.scale, ("shot_noise",))
+    assert table["shot_noise"][0].samples == 2
 
 
 def test_corruptions_run_over_a_data_set(plain, digits):
