@@ -169,7 +169,7 @@ for case, errors in found.items():
     for name, error in errors.items():
         assert error < 5e-6, (case, name, error)
 parameter, steps = torch.rand(300, requires_grad=True), torch.rand(300)
-ops.scale([parameter], steps, [0]).sum().backward()  # by a gradient of ones that has one number in memory
+ops.scale([parameter], steps, [0])[0].sum().backward()  # by a gradient of ones that has one number in memory
 assert torch.equal(parameter.grad, steps)
 """
 
