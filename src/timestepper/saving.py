@@ -76,6 +76,7 @@ def load_folded(model: nn.Module, path: str | Path) -> nn.Module:
 def load_exactly(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     """Like ``load_state_dict(strict=True)``, but names every tensor that does not fit and loads nothing in part."""
     wanted = module.state_dict()
+    tensors = dict(sorted(tensors.items()))  # a safetensors file gives them in any order, and eight are named
     problems = [f"{name} is missing" for name in wanted if name not in tensors]
     problems += [f"{name} is not part of it" for name in tensors if name not in wanted]
     problems += [
