@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import attrgetter
 from typing import cast
 
@@ -15,7 +16,7 @@ from torch.func import functional_call
 from timestepper import equations, fused, reparam
 from timestepper.adapters import Stage, find_stages
 from timestepper.controllers import Controller, ControllerSpec, StageShape, parse
-from timestepper.controllers.base import at_least_float32
+from timestepper.controllers.base import at_least_float32, by_stage, in_one
 from timestepper.errors import (
     ActivationCheckpointingError,
     AlreadyAttachedError,
@@ -106,9 +107,7 @@ class Attached(nn.Module):
 
     def _by_stage(self, steps: Tensor) -> list[Tensor]:
         """Step sizes of each stage, (L, C)."""
-        shapes = [(len(stage.sites), stage.channels) for stage in self.stepping.stages]
-        parts = steps.split([sites * channels for sites, channels in shapes])
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        return by_stage(steps, [(len(stage.sites), stage.channels) for stage in self.stepping.stages])
 
     def _steps(self) -> Tensor:
         """Step sizes of all sites, one after the other."""
@@ -119,12 +118,10 @@ class Attached(nn.Module):
             if fused.fits(weights, controllers, insist=self.fused is True):
                 described = fused.describe(weights, gradient=self.stepping.descriptor_gradient)
                 if self.stepping.descriptor == "visible":
-                    parts = described.split([len(stage.sites) * stage.descriptor for stage in stages])
-                    rows = [part.view(len(stage.sites), -1) for stage, part in zip(stages, parts, strict=True)]
-                    described = torch.cat([equations.visible_descriptor(stage).flatten() for stage in rows])
+                    rows = by_stage(described, [(len(stage.sites), stage.descriptor) for stage in stages])
+                    described = in_one(map(equations.visible_descriptor, rows))
                 return fused.step_sizes(described, controllers)
-        found = [controller(self.descriptors(stage, controller)) for stage, controller in self.controlled()]
-        return torch.cat([step_sizes.flatten() for step_sizes in found])
+        return in_one(controller(self.descriptors(stage, controller)) for stage, controller in self.controlled())
 
     def descriptors(self, stage: Stage, controller: Controller) -> Tensor:
         """What describes a stage, (L, D) in float32 or better; empty where the controller reads no weights."""
@@ -260,9 +257,8 @@ def find_attached(net: nn.Module) -> Attached:
 
 
 def _places(stages: tuple[Stage, ...], entries: list[tuple[reparam.Entry, ...]]) -> list[int]:
-    widths = [stage.channels for stage in stages for _ in stage.sites]
-    begins = [sum(widths[:site]) for site in range(len(widths))]
-    return [begin for begin, site in zip(begins, entries, strict=True) for _ in site]
+    begins = accumulate((stage.channels for stage in stages for _ in stage.sites), initial=0)
+    return [begin for begin, site in zip(begins, entries, strict=False) for _ in site]
 
 
 _NO_CHECKPOINTING = (

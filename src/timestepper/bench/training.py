@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch._inductor.utils import fresh_cache
 from torch.nn import functional as F
 
 from timestepper.engine import optimiser as optimisers
@@ -57,7 +56,7 @@ class TrainingStep:
         self.images, self.labels = case.inputs()
         self._step = case.runtime.graphed(self._update)
         start = time.perf_counter()
-        with fresh_cache() if case.runtime.compile else contextlib.nullcontext():
+        with _fresh_cache() if case.runtime.compile else contextlib.nullcontext():
             self()
             _synchronize(case.runtime.device)
         self.first_seconds = time.perf_counter() - start
@@ -107,6 +106,12 @@ def forget() -> None:
     if torch.cuda.is_available():
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def _fresh_cache() -> contextlib.AbstractContextManager:
+    from torch._inductor.utils import fresh_cache  # takes a second, which only compiling needs
+
+    return fresh_cache()
 
 
 def _allocated(device: torch.device) -> int:

@@ -1,6 +1,7 @@
 """What a controller is: the weights of a stage in, its step sizes out."""
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +48,18 @@ class Controller(nn.Module):
 
     def extra_repr(self) -> str:
         return f"sites={self.shape.sites}, channels={self.shape.channels}, descriptor={self.shape.descriptor}"
+
+
+def by_stage(flat: Tensor, shapes: Iterable[tuple[int, int]]) -> list[Tensor]:
+    """The stages that lie one after the other in a vector, each (sites, width)."""
+    shapes = list(shapes)
+    parts = flat.split([sites * width for sites, width in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def in_one(stages: Iterable[Tensor]) -> Tensor:
+    """The other way round: all stages one after the other in a vector."""
+    return torch.cat([stage.flatten() for stage in stages])
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

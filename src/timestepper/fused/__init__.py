@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from timestepper.controllers.base import Controller
+from timestepper.controllers.base import Controller, by_stage, in_one
 from timestepper.controllers.lstm import LSTM
 from timestepper.errors import StepSizeError
 from timestepper.fused import ops
@@ -43,10 +43,8 @@ def step_sizes(described: Tensor, controllers: Sequence[Controller]) -> Tensor:
     """Step sizes of all stages in one vector, from what the controllers are shown of all stages in one vector."""
     shapes = [controller.shape for controller in controllers]
     if not all(type(controller) is LSTM and controller.shape.hidden <= WIDEST for controller in controllers):
-        rows = described.split([shape.sites * shape.descriptor for shape in shapes])
-        stages = zip(controllers, rows, shapes, strict=True)
-        found = [controller(part.view(shape.sites, shape.descriptor)) for controller, part, shape in stages]
-        return torch.cat([stage.flatten() for stage in found])
+        rows = by_stage(described, [(shape.sites, shape.descriptor) for shape in shapes])
+        return in_one(controller(stage) for controller, stage in zip(controllers, rows, strict=True))
     numbers = [n for shape in shapes for n in (shape.sites, shape.descriptor, shape.channels, shape.hidden)]
     steps, _, _ = ops.lstm_steps(described, _parameters(controllers), numbers)
     return steps

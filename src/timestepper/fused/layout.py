@@ -9,6 +9,7 @@ addresses of the parameters, which do not move, and offsets into the flat buffer
     gradient    per stage the seven parameters in the order of their definition
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -109,12 +110,11 @@ def scale_rows(addresses: list[int], sizes: list[int], places: list[int]) -> lis
     Site: where its step sizes begin, how many, its first parameter's row, how many. Parameter: address, offset.
     ``places`` says for each parameter where its step sizes begin; those of one site follow each other.
     """
-    sites = list(dict.fromkeys(zip(places, sizes, strict=True)))
+    sites = Counter(zip(places, sizes, strict=True))  # in order, with the number of parameters of each
     offsets = _offsets(sizes)
     first = len(sites)
     rows = []
-    for place, size in sites:
-        count = places.count(place)
+    for (place, size), count in sites.items():
         rows.append((place, size, first, count))
         first += count
     return rows + [(address, offset, 0, 0) for address, offset in zip(addresses, offsets, strict=False)]
