@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "saving": {"api", "files"},
     "stability": {"equations", "api", "adapters"},
     "data": set(),
-    "engine": {"files"},
+    "engine": {"files", "fused"},
     "bench": METHOD | {"engine", "experiment"},
     "experiment": METHOD | {"stability", "data", "engine", "files", "report"},
     "report": {"files"},

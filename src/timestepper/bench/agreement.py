@@ -1,11 +1,14 @@
-"""Whether the fused controller agrees with its reference: largest relative errors, kernel by kernel."""
+"""Whether our kernels agree with their references: largest relative errors, kernel by kernel."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from timestepper.fused import ops, reference
+from timestepper.fused.convolution import conv3x3
 from timestepper.fused.layout import Layout, layout
 
 Shape = tuple[int, int, int, int]  # sites, descriptor, channels, hidden
@@ -87,6 +90,46 @@ def scale_errors(device: torch.device, seed: int = 0) -> dict[str, float]:
         "gradient of parameters": relative_error(found[0], expected[0]),
         "gradient of step sizes": relative_error(found[1], expected[1]),
     }
+
+
+def convolution_case(
+    shape: tuple[int, int, int, int, int], device: torch.device, dtype: torch.dtype, channels_last: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Images, weight and a gradient for batch, height, width, input and output channels; the images channels-last."""
+    batch, height, width, inputs, outputs = shape
+    generator = torch.Generator().manual_seed(sum(shape))
+    x = torch.randn(batch, inputs, height, width, generator=generator)
+    weight = torch.randn(outputs, inputs, 3, 3, generator=generator) / (9 * inputs) ** 0.5
+    gradient = torch.randn(batch, outputs, height, width, generator=generator)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    x, gradient = (images.to(device, dtype, memory_format=torch.channels_last) for images in (x, gradient))
+    return x, weight.to(device, dtype, memory_format=layout), gradient
+
+
+def exact_convolution(x: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by PyTorch in float64, computed on the device, returned on the CPU."""
+    exact = convolution_results(x.double(), weight.double(), gradient.double(), partial(F.conv2d, padding=1))
+    return exact[0].cpu(), exact[1].cpu(), exact[2].cpu()
+
+
+def convolution_errors(
+    shape: tuple[int, int, int, int, int], device: torch.device, dtype: torch.dtype, channels_last: bool = True
+) -> dict[str, float]:
+    """The convolution kernels against float64."""
+    case = convolution_case(shape, device, dtype, channels_last)
+    names = ("output", "input gradient", "weight gradient")
+    compared = zip(names, convolution_results(*case), exact_convolution(*case), strict=True)
+    return {name: relative_error(found, exact) for name, found, exact in compared}
+
+
+def convolution_results(
+    x: Tensor, weight: Tensor, gradient: Tensor, convolve: Callable[[Tensor, Tensor], Tensor] = conv3x3
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, input gradient and weight gradient."""
+    x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+    y = convolve(x, weight)
+    by_input, by_weight = torch.autograd.grad(y, (x, weight), gradient)
+    return y.detach(), by_input, by_weight
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:

@@ -26,6 +26,7 @@ class Runtime:
     cuda_graph: bool = False
     channels_last: bool = False
     deterministic: bool = False
+    fast_convolutions: bool = False
     say: Callable[[str], None] = print
     _told: set[str] = field(default_factory=set, repr=False, compare=False)
 
@@ -58,11 +59,29 @@ class Runtime:
         model.to(self.device)
         if self.channels_last:
             model.to(memory_format=torch.channels_last)
+        if self.fast_convolutions:
+            self._speed_up(model)
         if self.compile:
             # One process may compile many networks; beyond its limit torch.compile silently stops compiling.
             torch._dynamo.config.recompile_limit = max(_NETWORKS, torch._dynamo.config.recompile_limit)
             model.compile(dynamic=False)  # else a second batch size makes all later graphs slower and different
         return model
+
+    def _speed_up(self, model: nn.Module) -> None:
+        """Our kernels for the model's small convolutions, where they can run."""
+        from timestepper.fused import convolution
+
+        obstacles = {
+            "there is no CUDA device": self.device.type != "cuda",
+            f"the precision is {self.precision}, not bf16": self.precision != "bf16",
+            "the layout is not channels-last": not self.channels_last,
+            "Triton is not installed": not convolution.TRITON,
+        }
+        reason = next((text for text, present in obstacles.items() if present), "")
+        if not reason and not convolution.speed_up(model):
+            reason = f"no layer has 3x3 filters, stride 1 and at most {convolution.WIDEST} channels, a multiple of 16"
+        if reason:
+            self.tell(f"no fast convolutions: {reason}; going on with the library's")
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """The precision of a forward pass."""

@@ -177,6 +177,7 @@ def runtime(recipe: Recipe, device: torch.device, say: Callable[[str], None]) ->
         cuda_graph=wanted.cuda_graph,
         channels_last=wanted.channels_last,
         deterministic=wanted.deterministic,
+        fast_convolutions=wanted.fast_convolutions,
         say=say,
     )
     built.configure()

@@ -101,6 +101,9 @@ class Runtime:
     compile: bool = setting(False, "Use torch.compile.", free=True)
     cuda_graph: bool = setting(False, "Run the whole update as one CUDA graph.", free=True)
     channels_last: bool = setting(False, "Channels-last memory layout.", free=True)
+    fast_convolutions: bool = setting(
+        False, "Own kernels for 3x3 convolutions of at most 64 channels (GPU, bf16, channels-last).", free=True
+    )
     deterministic: bool = setting(False, "Only deterministic kernels, slower; a CPU needs it not.")
     sync_bn: bool = setting(False, "Batch-norm statistics over all processes (GPUs only).")
 

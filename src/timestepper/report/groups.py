@@ -14,7 +14,7 @@ from timestepper.report.records import Record
 # Fields that say how a run was computed and watched, not what was learned.
 _FREE = {
     "data": {"root", "download", "test_batch_size", "workers", "name"},
-    "runtime": {"device", "compile", "cuda_graph", "channels_last"},
+    "runtime": {"device", "compile", "cuda_graph", "channels_last", "fast_convolutions"},
     "run": {"seed", "log_steps", "evaluate_epochs", "checkpoint_steps", "checkpoint_epochs", "checkpoint_seconds"}
     | {"tensorboard", "monitor"},
     "model": {"name", "last_norm_init"},
