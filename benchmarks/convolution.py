@@ -1,0 +1,256 @@
+"""Are our 3x3 convolutions faster than cuDNN's, and which way to divide the work is best for which layer?
+
+    python benchmarks/convolution.py --json convolution.json
+
+For every distinct layer of CIFAR ResNet-56 that the kernels take: forward, input gradient and weight gradient by cuDNN
+(bf16, channels-last, benchmark mode) and by ours in several configurations. A figure is the median of calls recorded in
+one CUDA graph; data lie in the L2 cache, as they do in training. Every configuration is compared with float64. One that
+does not compile or is wrong is printed and left out. The best go into the tables of fused/convolution.py.
+"""
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from timestepper.bench import agreement  # noqa: E402
+from timestepper.bench.environment import environment  # noqa: E402
+from timestepper.bench.quiet import quiet  # noqa: E402
+from timestepper.fused.convolution import Blocks, launch_convolve, launch_weight_gradient  # noqa: E402
+
+# Side of the image and layers of this kind in ResNet-56, by channels.
+LAYERS = {16: (32, 18), 32: (16, 17), 64: (8, 17)}
+KINDS = ("forward", "input gradient", "weight gradient")
+WORST = 2.5e-3  # relative error; rounding the result to bf16 alone gives 1.7e-3
+
+# Pixels of a row, pixels of a piece, pieces together, rows, output channels, warps; what is left out has its default.
+CONVOLVE = {
+    16: [
+        Blocks(2, 4, 3, 64, 16, 4),
+        Blocks(2, 4, 3, 128, 16, 8),
+        Blocks(2, 4, 1, 64, 16, 4),
+        Blocks(2, 2, 3, 64, 16, 4),
+        Blocks(1, 1, 9, 128, 16, 4),
+        Blocks(1, 1, 3, 128, 16, 4),
+        Blocks(2, 4, 3, 32, 16, 2),
+        Blocks(2, 4, 3, 64, 16, 4, held=False),
+        Blocks(2, 4, 3, 128, 16, 4, held=False),
+        Blocks(1, 1, 9, 128, 16, 4, held=False),
+    ],
+    32: [
+        Blocks(1, 1, 3, 64, 32, 4),
+        Blocks(1, 1, 9, 64, 32, 4),
+        Blocks(1, 1, 3, 128, 32, 8),
+        Blocks(1, 1, 9, 64, 16, 4),
+        Blocks(1, 1, 3, 32, 32, 4),
+        Blocks(1, 1, 9, 32, 32, 4),
+        Blocks(1, 1, 3, 64, 32, 4, held=False),
+        Blocks(1, 1, 9, 64, 32, 4, held=False),
+    ],
+    64: [
+        Blocks(1, 1, 3, 64, 32, 4),
+        Blocks(1, 1, 1, 64, 32, 4),
+        Blocks(1, 1, 1, 64, 64, 4),
+        Blocks(1, 1, 3, 64, 16, 4),
+        Blocks(1, 1, 3, 32, 32, 4),
+        Blocks(1, 1, 3, 16, 64, 4),
+        Blocks(1, 1, 3, 64, 32, 4, held=False),
+        Blocks(1, 1, 3, 64, 64, 4, held=False),
+    ],
+}
+# The same, each with several numbers of slices.
+WEIGHT_GRADIENT = {
+    16: (
+        [
+            Blocks(2, 4, 3, 64, 16, 4),
+            Blocks(2, 4, 3, 128, 16, 8),
+            Blocks(1, 4, 3, 64, 16, 4),
+            Blocks(2, 4, 1, 64, 16, 4),
+            Blocks(2, 4, 3, 64, 16, 4, held=False),
+            Blocks(2, 4, 3, 64, 16, 4, held=False, stages=2),
+        ],
+        (132, 264, 512),
+    ),
+    32: (
+        [
+            Blocks(1, 2, 2, 64, 32, 4),
+            Blocks(1, 2, 2, 128, 32, 4),
+            Blocks(2, 2, 2, 64, 32, 4),
+            Blocks(1, 4, 1, 64, 32, 4),
+            Blocks(1, 2, 2, 64, 32, 4, held=False),
+            Blocks(1, 2, 2, 64, 32, 4, held=False, stages=3),
+        ],
+        (44, 88, 176),
+    ),
+    64: (
+        [
+            Blocks(1, 1, 1, 64, 64, 4),
+            Blocks(1, 1, 1, 128, 64, 4),
+            Blocks(1, 1, 3, 64, 64, 8),
+            Blocks(1, 1, 3, 64, 32, 4),
+            Blocks(1, 1, 1, 64, 64, 4, held=False),
+            Blocks(1, 1, 1, 64, 64, 4, held=False, stages=3),
+        ],
+        (8, 16, 32, 64),
+    ),
+}
+
+
+def candidates(kind: str, channels: int) -> list[Blocks]:
+    if kind != "weight gradient":
+        return CONVOLVE[channels]
+    blocks, slices = WEIGHT_GRADIENT[channels]
+    return [one._replace(slices=number) for one in blocks for number in slices]
+
+
+def tensors(batch: int, channels: int) -> tuple[Tensor, Tensor, Tensor]:
+    side = LAYERS[channels][0]
+    shape = (batch, side, side, channels, channels)
+    return agreement.convolution_case(shape, torch.device("cuda"), torch.bfloat16)
+
+
+def ours(kind: str, x: Tensor, weight: Tensor, gradient: Tensor, blocks: Blocks) -> Tensor:
+    if kind == "forward":
+        return launch_convolve(x, weight, blocks=blocks)
+    if kind == "input gradient":
+        return launch_convolve(gradient, weight, backwards=True, blocks=blocks)
+    return launch_weight_gradient(gradient, x, weight, blocks=blocks)
+
+
+def library(kind: str, x: Tensor, weight: Tensor, gradient: Tensor) -> Tensor:
+    if kind == "forward":
+        return F.conv2d(x, weight, padding=1)
+    wanted = [kind == "input gradient", kind == "weight gradient", False]
+    one = [1, 1]
+    found = torch.ops.aten.convolution_backward(gradient, x, weight, None, one, one, one, False, [0, 0], 1, wanted)
+    return found[0] if wanted[0] else found[1]
+
+
+def microseconds(call: Callable[[], Tensor], calls: int, rounds: int) -> float:
+    """Median time of a call, recorded so many times in one CUDA graph."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(calls):
+            call()
+    graph.replay()
+    times = []
+    for _ in range(rounds):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(1000 * begin.elapsed_time(end) / calls)
+    return statistics.median(times)
+
+
+def compile_one(task: tuple[str, int, Blocks]) -> None:
+    """In a process of its own: fills Triton's cache on disk. What fails here fails again, and is told of, later."""
+    kind, channels, blocks = task
+    with contextlib.suppress(Exception):
+        ours(kind, *tensors(2, channels), blocks)
+        torch.cuda.synchronize()
+
+
+def compile_all(channels: list[int], jobs: int) -> None:
+    """One after the other the kernels would take most of the time."""
+    tasks = {(k, c, blocks._replace(slices=2)) for k in KINDS for c in channels for blocks in candidates(k, c)}
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        pool.map(compile_one, sorted(tasks), chunksize=1)
+
+
+def measure_layer(batch: int, channels: int, options: argparse.Namespace) -> list[dict]:
+    case = tensors(batch, channels)
+    right = zip(KINDS, agreement.exact_convolution(*case), strict=True)
+    found = [measure(kind, case, exact, options) for kind, exact in right]
+    return [{"channels": channels, "batch": batch} | each for each in found]
+
+
+def measure(kind: str, case: tuple[Tensor, Tensor, Tensor], exact: Tensor, options: argparse.Namespace) -> dict:
+    """cuDNN and every configuration on one layer."""
+    batch, channels = case[0].shape[:2]
+    timing = (options.calls, options.rounds)
+    base = microseconds(lambda: library(kind, *case), *timing)
+    base_error = agreement.relative_error(library(kind, *case), exact)
+    print(f"\n{channels} channels, batch {batch}, {kind}: cuDNN {base:.2f} us, error {base_error:.1e}")
+    rows = []
+    for blocks in candidates(kind, channels):
+        text = " ".join(f"{name} {value}" for name, value in blocks._asdict().items())
+        try:
+            error = agreement.relative_error(ours(kind, *case, blocks), exact)
+            if error > max(WORST, 1.1 * base_error):
+                raise ArithmeticError(f"error {error:.1e}")
+            found = microseconds(lambda: ours(kind, *case, blocks), *timing)  # noqa: B023
+        except Exception as failure:
+            print(f"  failed: {text}: {type(failure).__name__}: {str(failure)[:200]}")
+            continue
+        rows.append({"blocks": blocks._asdict(), "us": found, "error": error})
+        print(f"  {found:7.2f} us  {found / base:6.1%}  error {error:.1e}  {text}", flush=True)
+    rows.sort(key=lambda row: row["us"])
+    return {"kind": kind, "cudnn_us": base, "ours": rows}
+
+
+def summary(found: list[dict]) -> None:
+    print("\nchannels batch kind               cuDNN     best  share  configuration")
+    for case in found:
+        head = f"{case['channels']:8d} {case['batch']:5d} {case['kind']:16s} {case['cudnn_us']:7.2f}"
+        if not case["ours"]:
+            print(head, "   none works")
+            continue
+        best = case["ours"][0]
+        blocks = str(Blocks(**best["blocks"]))
+        print(f"{head}  {best['us']:7.2f} {best['us'] / case['cudnn_us']:6.1%}  {blocks}")
+    for batch in sorted({case["batch"] for case in found}):
+        cases = [case for case in found if case["batch"] == batch and case["ours"]]
+        layers = [LAYERS[case["channels"]][1] for case in cases]
+        base = sum(n * case["cudnn_us"] for n, case in zip(layers, cases, strict=True)) / 1000
+        best = sum(n * case["ours"][0]["us"] for n, case in zip(layers, cases, strict=True)) / 1000
+        print(f"all these layers of ResNet-56 in one step at batch {batch}: cuDNN {base:.2f} ms, ours {best:.2f} ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=int, nargs="+", default=[128, 64])
+    parser.add_argument("--channels", type=int, nargs="+", default=list(LAYERS), choices=list(LAYERS))
+    parser.add_argument("--calls", type=int, default=20, help="calls in one graph")
+    parser.add_argument("--rounds", type=int, default=9, help="replays of a graph")
+    parser.add_argument("--jobs", type=int, default=8, help="processes that compile")
+    parser.add_argument("--commit", help="recorded where the source carries no history")
+    parser.add_argument("--json", type=pathlib.Path, help="write the figures here")
+    options = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
+    start = time.perf_counter()
+    compile_all(options.channels, options.jobs)
+    print(f"compiled in {time.perf_counter() - start:.0f} s")
+    found = []
+    with quiet():
+        for channels in options.channels:
+            for batch in options.batches:
+                found += measure_layer(batch, channels, options)
+    summary(found)
+    print(f"{time.perf_counter() - start:.0f} s in all")
+    if options.json:
+        device = torch.device("cuda")
+        answer = {"environment": environment(device, options.commit), "layers": found}
+        options.json.write_text(json.dumps(answer, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
