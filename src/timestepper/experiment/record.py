@@ -82,9 +82,13 @@ def file_name(record: dict[str, Any]) -> str:
     """A name that says what was run; two different recipes never share one."""
     settings = {key: value for key, value in record["recipe"].items() if key != "run"}
     settings["run"] = {"epochs": record["recipe"]["run"]["epochs"]}
-    model = record["recipe"]["model"]["name"].replace("/", "-")
-    parts = (record["name"].replace("/", "-"), model, record["recipe"]["controller"]["kind"])
-    return f"{'_'.join(parts)}_{digest(settings)[:8]}_seed{record['seed']}.json"
+    return label(record["name"], record["recipe"], record["seed"], settings) + ".json"
+
+
+def label(name: str, recipe: dict[str, Any], seed: int, settings: dict[str, Any]) -> str:
+    """What was run, in words as far as they go; the rest of the settings as the beginning of their digest."""
+    parts = (name.replace("/", "-"), recipe["model"]["name"].replace("/", "-"), recipe["controller"]["kind"])
+    return f"{'_'.join(parts)}_{digest(settings)[:8]}_seed{seed}"
 
 
 def digest(content: dict[str, Any]) -> str:

@@ -35,8 +35,9 @@ class Wanted:
     @property
     def folder(self) -> str:
         """The name of its run directory, the same whatever the free settings."""
-        settings = {"name": self.name, "seed": self.recipe.run.seed, "recipe": json.loads(self.identity)}
-        return record.file_name(settings).removesuffix(".json")
+        settings = json.loads(self.identity)
+        settings["run"].pop("seed", None)  # stands at the end of the name
+        return record.label(self.name, as_dict(self.recipe), self.recipe.run.seed, settings)
 
 
 def names() -> dict[str, Path]:
@@ -68,13 +69,17 @@ def open_sets(name: str, *, short: bool = False, overrides: tuple[str, ...] = ()
 
 
 def identity(recipe: Mapping[str, Mapping[str, Any]]) -> str:
-    """All that decides what a recipe learns, as JSON: free settings left at their defaults, new ones filled in."""
+    """All that decides what a recipe learns and is not at its default, as JSON.
+
+    A version with one more setting so finds the records, and the half-finished runs, of those before it.
+    """
     settled: dict[str, dict[str, Any]] = {}
     for section, fields in sections(Recipe()):
         given = recipe.get(section, {})
         settled[section] = {
-            field.name: default if field.metadata["free"] else given.get(field.name, default)
+            field.name: given[field.name]
             for field, default in fields
+            if not field.metadata["free"] and json.dumps(given.get(field.name, default)) != json.dumps(default)
         }
     return json.dumps(settled, sort_keys=True)
 

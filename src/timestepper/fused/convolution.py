@@ -32,12 +32,16 @@ class Blocks(NamedTuple):
     stages: int = 1  # for the weight gradient: above 1 the rows to come are loaded meanwhile, past the L1 cache
 
 
-# By input channels, rounded up to a power of two. Not yet tuned: benchmarks/convolution.py finds the best on a device.
-CONVOLVE = {16: Blocks(2, 4, 3, 64, 16, 4), 32: Blocks(1, 1, 3, 64, 32, 4), 64: Blocks(1, 1, 3, 64, 32, 4)}
+# By input channels, rounded up to a power of two; the best on an H200 (benchmarks/convolution.py finds them).
+CONVOLVE = {
+    16: Blocks(2, 4, 3, 64, 16, 4),
+    32: Blocks(1, 1, 9, 64, 32, 4, held=False),
+    64: Blocks(1, 1, 3, 64, 64, 4, held=False),
+}
 WEIGHT_GRADIENT = {
-    16: Blocks(2, 4, 3, 64, 16, 4, 256),
-    32: Blocks(1, 2, 2, 64, 32, 4, 88),
-    64: Blocks(1, 1, 1, 64, 64, 4, 16),
+    16: Blocks(2, 4, 1, 64, 16, 4, 132),
+    32: Blocks(1, 2, 2, 64, 32, 4, 44, held=False, stages=3),
+    64: Blocks(1, 1, 1, 64, 64, 4, 8, held=False, stages=3),
 }
 
 

@@ -250,6 +250,6 @@ def test_kernels_compile_for_a_gpu_with_wide_loads_and_tensor_cores(name, channe
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
     code = compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
     assert "wgmma.mma_async" in code or "mma.sync" in code
-    loads = [line for line in code.splitlines() if "ld.global" in line]
+    loads = [line for line in code.splitlines() if "ld.global" in line or ("cp.async.c" in line and "global" in line)]
     assert loads
-    assert all(".v4." in line for line in loads)
+    assert all(".v4." in line or ", 0x10, " in line for line in loads)

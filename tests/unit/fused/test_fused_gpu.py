@@ -39,6 +39,13 @@ def test_scaled_parameters_agree_with_float64():
         assert error < 1e-6, name
 
 
+@pytest.fixture
+def _smooth(monkeypatch):
+    """What amplifies a rounding is off: ReLU's kink, and TF32, which rounds 1e-7 next to its threshold to 1e-3."""
+    monkeypatch.setattr("timestepper.models.cifar_resnet.F.relu", torch.nn.functional.silu)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 def attached() -> Attached:
     torch.manual_seed(0)
     net = timestepper.attach(CifarResNet(14)).to(DEVICE)
@@ -47,9 +54,8 @@ def attached() -> Attached:
     return net
 
 
-def test_networks_agree_and_fold_exactly(monkeypatch):
-    # Smooth: two roundings of a step size can put a unit on two sides of a kink, which moves a gradient by far more.
-    monkeypatch.setattr("timestepper.models.cifar_resnet.F.relu", torch.nn.functional.silu)
+@pytest.mark.usefixtures("_smooth")
+def test_networks_agree_and_fold_exactly():
     images = torch.randn(8, 3, 32, 32, device=DEVICE)
     found = {}
     for path in (None, False):
@@ -83,6 +89,7 @@ def test_graph_follows_the_weights_and_survives_other_networks():
             assert torch.equal(found, expected)
 
 
+@pytest.mark.usefixtures("_smooth")
 def test_compiled_with_cuda_graphs_by_the_compiler():
     net, other = attached(), attached()
     images = torch.randn(8, 3, 32, 32, device=DEVICE)

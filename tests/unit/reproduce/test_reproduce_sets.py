@@ -1,4 +1,5 @@
 import itertools
+import json
 
 import pytest
 
@@ -93,6 +94,13 @@ def test_only_what_is_learned_makes_an_identity():
     without = as_dict(load("paper/cifar10"))
     del without["controller"]["descriptor_gradient"]  # as in a record from before the field existed
     assert identity(without) == of()
+    assert identity(json.loads(json.dumps(without))) == of()  # a record has lists where a recipe has tuples
+
+
+def test_a_new_setting_moves_no_folder():
+    """Runs stop and go on over versions; a name that changed would begin them anew."""
+    names = {wanted.folder for wanted in open_sets("ablation56") if wanted.recipe.run.seed == 0}
+    assert {f"paper-cifar10_cifar-resnet56_{end}_seed0" for end in ("none_d95c12ed", "lstm_8829a520")} <= names
 
 
 def test_folders_do_not_depend_on_where_the_data_is():
