@@ -6,10 +6,14 @@ For every distinct layer of CIFAR ResNet-56 that the kernels take: forward, inpu
 (bf16, channels-last, benchmark mode) and by ours in several configurations. A figure is the median of calls recorded in
 one CUDA graph; data lie in the L2 cache, as they do in training. Every configuration is compared with float64. One that
 does not compile or is wrong is printed and left out. The best go into the tables of fused/convolution.py.
+
+With ``--steps`` whole training steps of plain ResNet-56 are timed as well: one network, and several at once on streams
+of their own, with cuDNN's convolutions and with ours as the tables have them.
 """
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import multiprocessing
 import pathlib
@@ -25,15 +29,18 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+from timestepper.adapters import create_model  # noqa: E402
 from timestepper.bench import agreement  # noqa: E402
 from timestepper.bench.environment import environment  # noqa: E402
 from timestepper.bench.quiet import quiet  # noqa: E402
+from timestepper.bench.training import Case, TrainingStep, forget, runtime  # noqa: E402
 from timestepper.fused.convolution import Blocks, launch_convolve, launch_weight_gradient  # noqa: E402
 
 # Side of the image and layers of this kind in ResNet-56, by channels.
 LAYERS = {16: (32, 18), 32: (16, 17), 64: (8, 17)}
 KINDS = ("forward", "input gradient", "weight gradient")
 WORST = 2.5e-3  # relative error; rounding the result to bf16 alone gives 1.7e-3
+TOGETHER = (1, 3, 6)  # networks that train at once
 
 # Pixels of a row, pixels of a piece, pieces together, rows, output channels, warps; what is left out has its default.
 CONVOLVE = {
@@ -207,6 +214,42 @@ def measure(kind: str, case: tuple[Tensor, Tensor, Tensor], exact: Tensor, optio
     return {"kind": kind, "cudnn_us": base, "ours": rows}
 
 
+def time_steps(batch: int, fast: bool, options: argparse.Namespace) -> dict:
+    """Milliseconds in which so many networks make one step each; compiled, CUDA graphs, bf16, channels-last."""
+    forget()
+    how = dataclasses.replace(runtime("compiled+graph", torch.device("cuda"), "bf16", True), fast_convolutions=fast)
+    how.configure()
+    runs = []
+    for seed in range(max(TOGETHER)):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.manual_seed(seed)
+            network = create_model("cifar/resnet56", num_classes=10)
+            runs.append((stream, TrainingStep(network, Case(batch, (3, 32, 32), 10, how))))
+        torch.cuda.synchronize()
+    with quiet():
+        times = {number: milliseconds_together(runs[:number], options.rounds) for number in TOGETHER}
+    text = ", ".join(f"{number} at once {ms:.2f} ms" for number, ms in times.items())
+    print(f"ResNet-56, batch {batch}, {'ours' if fast else 'cuDNN'}: {text}", flush=True)
+    return {"batch": batch, "fast_convolutions": fast, "milliseconds": times}
+
+
+def milliseconds_together(runs: list[tuple[torch.cuda.Stream, TrainingStep]], rounds: int, steps: int = 100) -> float:
+    """Median over rounds, by the host's clock: no event sees all streams."""
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(steps):
+            for stream, step in runs:
+                with torch.cuda.stream(stream):
+                    step()
+        torch.cuda.synchronize()
+        times.append(1000 * (time.perf_counter() - start) / steps)
+    return statistics.median(times)
+
+
 def summary(found: list[dict]) -> None:
     print("\nchannels batch kind               cuDNN     best  share  configuration")
     for case in found:
@@ -231,6 +274,7 @@ def main() -> None:
     parser.add_argument("--channels", type=int, nargs="+", default=list(LAYERS), choices=list(LAYERS))
     parser.add_argument("--calls", type=int, default=20, help="calls in one graph")
     parser.add_argument("--rounds", type=int, default=9, help="replays of a graph")
+    parser.add_argument("--steps", action="store_true", help="time whole training steps, too")
     parser.add_argument("--jobs", type=int, default=8, help="processes that compile")
     parser.add_argument("--commit", help="recorded where the source carries no history")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures here")
@@ -245,10 +289,11 @@ def main() -> None:
             for batch in options.batches:
                 found += measure_layer(batch, channels, options)
     summary(found)
+    steps = [time_steps(batch, fast, options) for batch in options.batches for fast in (False, True) if options.steps]
     print(f"{time.perf_counter() - start:.0f} s in all")
     if options.json:
         device = torch.device("cuda")
-        answer = {"environment": environment(device, options.commit), "layers": found}
+        answer = {"environment": environment(device, options.commit), "layers": found, "steps": steps}
         options.json.write_text(json.dumps(answer, indent=2) + "\n")
 
 

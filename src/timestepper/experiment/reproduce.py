@@ -2,7 +2,6 @@
 
 import json
 import signal
-import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -180,7 +179,10 @@ def _finish(step: Step, results: Path) -> int:
 
 
 def _expected(wanted: Wanted, records: Sequence[Mapping[str, Any]]) -> float:
-    """Hours of one run: what runs of this network took per epoch on a GPU, else the number of the set's file."""
+    """Hours of one run: per epoch what the fastest such run on a GPU took, else the number of the set's file.
+
+    The fastest, because the others may have shared their GPU.
+    """
     recipe = wanted.recipe
     alike = [
         content
@@ -192,7 +194,7 @@ def _expected(wanted: Wanted, records: Sequence[Mapping[str, Any]]) -> float:
     ]
     if not alike:
         return wanted.hours
-    per_epoch = statistics.median(content["wall_seconds"] / content["recipe"]["run"]["epochs"] for content in alike)
+    per_epoch = min(content["wall_seconds"] / content["recipe"]["run"]["epochs"] for content in alike)
     return per_epoch * recipe.run.epochs / 3600
 
 

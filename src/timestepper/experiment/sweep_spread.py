@@ -1,5 +1,6 @@
 """A sweep over several GPUs: one process for each, with its share of the runs."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -22,11 +23,11 @@ def spread(arguments: Sequence[str], numbers: Sequence[int], processes: int, sig
     # Sessions of their own: Ctrl-C reaches this process alone, which passes it on once (twice means: leave at once).
     children = [
         subprocess.Popen(
-            [sys.executable, "-m", "timestepper", "sweep", *arguments, "--share", _share(numbers[index::processes])],
+            [sys.executable, "-m", "timestepper", "sweep", *arguments, "--share", ",".join(map(str, share))],
             env=os.environ | _gpu(index),
             start_new_session=True,
         )
-        for index in range(processes)
+        for index, share in enumerate(shares(numbers, processes))
     ]
     told = 0
     while any(child.poll() is None for child in children):
@@ -49,8 +50,10 @@ def spread(arguments: Sequence[str], numbers: Sequence[int], processes: int, sig
     return max(code if code >= 0 else 1 for code in codes)
 
 
-def _share(numbers: Sequence[int]) -> str:
-    return ",".join(map(str, numbers))
+def shares(numbers: Sequence[int], processes: int) -> list[Sequence[int]]:
+    """Even parts of neighbours: seeds of one kind stay together, and with them the code that is compiled once."""
+    ends = [len(numbers) * index // processes for index in range(processes + 1)]
+    return [numbers[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def _gpu(index: int) -> dict[str, str]:

@@ -6,6 +6,7 @@ from timestepper.errors import RecipeError
 from timestepper.experiment.load import load
 from timestepper.experiment.sets import open_sets
 from timestepper.experiment.sweep_plan import by_the_clock, expand, parse_seeds, split
+from timestepper.experiment.sweep_spread import shares
 
 OUT = Path("out")
 
@@ -99,3 +100,12 @@ def test_seeds(text, seeds):
 def test_bad_seeds_are_named(text):
     with pytest.raises(RecipeError, match="--seeds"):
         parse_seeds(text)
+
+
+@pytest.mark.parametrize(
+    ("processes", "parts"),
+    [(1, [[0, 1, 2, 3, 4, 5, 6]]), (2, [[0, 1, 2], [3, 4, 5, 6]]), (3, [[0, 1], [2, 3], [4, 5, 6]])],
+)
+def test_neighbours_stay_in_one_process(processes, parts):
+    """Seeds of one kind are neighbours, and compile once where they are together."""
+    assert shares(range(7), processes) == [range(part[0], part[-1] + 1) for part in parts]
