@@ -40,6 +40,10 @@ class ArrayImages:
         """The same images on another device; already there, the same memory, so several loaders share one copy."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
+    def first(self, count: int) -> "ArrayImages":
+        """The first so many of them."""
+        return replace(self, images=self.images[:count], labels=self.labels[:count])
+
     @property
     def input_shape(self) -> tuple[int, int, int]:
         height, width, channels = self.images.shape[1:]
@@ -68,6 +72,10 @@ class FolderImages:
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def first(self, count: int) -> "FolderImages":
+        """The first so many of them."""
+        return replace(self, paths=self.paths[:count], labels=self.labels[:count])
 
     @property
     def input_shape(self) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 import traceback
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from timestepper.experiment import build, record
 from timestepper.experiment.run import Request, Session
 from timestepper.experiment.schema import Recipe
 from timestepper.experiment.start import is_finished
+from timestepper.experiment.sweep_ahead import Ahead, kind_of
 from timestepper.experiment.sweep_display import Board, RunDisplay
 from timestepper.experiment.sweep_plan import Entry
 
@@ -68,6 +69,7 @@ class Turns:
 
     def __init__(self, entry: Entry, display: RunDisplay, shared: Shared, options: Options):
         self.entry, self.display = entry, display
+        self.kind = kind_of(entry.recipe)
         self.signals = Signals()  # never installed: the sweep hands its own on
         self.outcome = "waiting"  # then running, and finished, already finished, interrupted or failed
         self.message = ""
@@ -162,19 +164,25 @@ def sweep(
     with Board(plain) as board:
         shared = shared or Shared()
         runs = [Turns(entry, board.add(entry.label), shared, options) for entry in entries]
-        take_turns(runs, signals, options)
+        to_do = [run.entry.recipe for run in runs if not is_finished(run.entry.recipe, run.entry.path)]
+        with contextlib.closing(Ahead(to_do)) as ahead:
+            take_turns(runs, signals, options, ahead)
     return runs
 
 
-def take_turns(runs: Iterable[Turns], signals: Signals, options: Options) -> None:
-    """Round and round; a run begins when there is room, and none begins once a signal has asked to stop."""
-    waiting, active = deque(runs), list[Turns]()
+def take_turns(runs: Iterable[Turns], signals: Signals, options: Options, ahead: Ahead) -> None:
+    """Round and round; a run begins when there is room and its kind is ready, and none once a signal asks to stop."""
+    waiting, active = list(runs), list[Turns]()
     configured: tuple[str, bool] | None = None
     while active or (waiting and not signals.stop):
         if options.parent is not None and os.getppid() != options.parent:
             signals.stop = signals.stop or signal.SIGTERM
-        while waiting and len(active) < options.jobs and not signals.stop:
-            active.append(waiting.popleft())
+        room = options.jobs - len(active)
+        if waiting and room and not signals.stop:
+            ready = {kind for kind in {run.kind for run in waiting} if ahead.ready(kind)}
+            begin = [run for run in waiting if run.kind in ready][:room]
+            waiting = [run for run in waiting if run not in begin]
+            active += begin
         save, signals.save = signals.save, 0
         moved = False
         for run in list(active):
