@@ -3,6 +3,7 @@
 Only tensors travel between processes, so nothing is ever unpickled.
 """
 
+import contextlib
 import os
 import warnings
 from collections.abc import Callable, Iterable
@@ -122,7 +123,8 @@ def start(device: torch.device, timeout_seconds: float) -> Group:
 def stop() -> None:
     """Leave the process group; without this, processes abort on their way out."""
     if dist.is_initialized():
-        dist.destroy_process_group()
+        with contextlib.suppress(RuntimeError):  # of a group that has lost a process; the loss itself is what to tell
+            dist.destroy_process_group()
 
 
 def wrap(model: nn.Module, group: Group) -> nn.Module:
@@ -137,7 +139,7 @@ def wrap(model: nn.Module, group: Group) -> nn.Module:
 
 def explain(error: RuntimeError, group: Group, step: int) -> TimestepperError | None:
     """The error to show where a runtime error means that another process is gone, else None."""
-    lost = ("gloo", "connection", "nccl", "timed out", "process group", "peer")
+    lost = ("gloo", "connection", "nccl", "timed out", "timeout", "process group", "peer")
     if isinstance(error, TimestepperError) or not group.active or not any(word in str(error).lower() for word in lost):
         return None
     return DistributedError(

@@ -97,6 +97,7 @@ def test_alone_everything_is_local():
 def test_a_lost_process_is_told_from_other_errors():
     many = Group(rank=1, world=2, active=True)
     assert isinstance(distributed.explain(RuntimeError("[gloo] Connection closed by peer"), many, 7), DistributedError)
+    assert isinstance(distributed.explain(RuntimeError("wait timeout after 3000ms"), many, 7), DistributedError)
     assert distributed.explain(RuntimeError("size mismatch"), many, 7) is None
     assert distributed.explain(RuntimeError("Connection closed"), Group(), 7) is None
     assert distributed.explain(LoaderError("lost the connection to a worker"), many, 7) is None
