@@ -1,5 +1,6 @@
 """The figures of the page: each is a set of small panels with one legend and one caption."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -92,34 +93,39 @@ def learning_curves(groups: Sequence[Group], label: Callable[[Task], str]) -> Fi
         "Lines are means over seeds, shades run from the best to the worst seed. The vertical axes are logarithmic. "
         "The training loss is that of a whole epoch, with augmentation; tables report the test error of the last epoch."
     )
-    errors = _duels(groups, label, quantities.error_curve, "epoch", "test error, %", log_y=True)
-    losses = _duels(groups, label, quantities.loss_curve, "epoch", "training loss", log_y=True)
-    return Figure("curves", "Learning curves", caption, errors + losses) if errors or losses else None
+    measures = ((quantities.error_curve, "test error, %"), (quantities.loss_curve, "training loss"))
+    panels = _duels(groups, label, measures, "epoch", log_y=True)
+    return Figure("curves", "Learning curves", caption, panels) if panels else None
 
 
 def noise(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure | None:
     """Test error and loss over the standard deviation of the input noise."""
-    x_label = "standard deviation of noise"
-    errors = _duels(groups, label, lambda record: quantities.noise_curve(record, "error"), x_label, "test error, %")
-    losses = _duels(groups, label, lambda record: quantities.noise_curve(record, "loss"), x_label, "test loss")
+    measures = (
+        (lambda record: quantities.noise_curve(record, "error"), "test error, %"),
+        (lambda record: quantities.noise_curve(record, "loss"), "test loss"),
+    )
+    panels = _duels(groups, label, measures, "standard deviation of noise")
     caption = (
         "Gaussian noise added to the normalised test images; every point averages several draws. Lines are means over "
         "seeds, shades run from the best to the worst seed."
     )
-    return Figure("noise", "Accuracy and loss under noise", caption, errors + losses) if errors or losses else None
+    return Figure("noise", "Accuracy and loss under noise", caption, panels) if panels else None
 
 
 def _duels(
     groups: Sequence[Group],
     label: Callable[[Task], str],
-    curve: Callable[[Record], Curve],
+    measures: Sequence[tuple[Callable[[Record], Curve], str]],
     x_label: str,
-    y_label: str,
     log_y: bool = False,
 ) -> tuple[Panel, ...]:
-    """One panel per group that is not plain, with the plain one beside it, all of a task on the same axes."""
+    """One panel per group that is not plain, with the plain one beside it, all of a task on the same axes.
+
+    All measures of a task follow each other before the next task comes.
+    """
     panels = []
-    for task, bundle in by_task(groups).items():
+    tasks = by_task(groups).items()
+    for (task, bundle), (curve, y_label) in itertools.product(tasks, measures):
         curves = {group.subject: [c for c in map(curve, group.runs.values()) if len(c) > 1] for group in bundle}
         curves = {subject: found for subject, found in curves.items() if found}
         points = [point for found in curves.values() for line in found for point in line]

@@ -36,6 +36,13 @@ def read_all(root, **options):
     return list(loader(images, batch_size=10, seed=0, training=False, **options).epoch(0))
 
 
+def test_the_first_images_of_a_folder(root):
+    whole = open_dataset("folder", root, size=8).train
+    first = whole.first(3)
+    assert (first.paths, first.labels.tolist()) == (whole.paths[:3], whole.labels[:3].tolist())
+    assert first.input_shape == whole.input_shape
+
+
 def test_a_good_folder(root):
     (root / "train" / "3" / "notes.txt").write_text("not an image")
     (root / "train" / "3" / ".hidden.png").write_text("not an image")

@@ -35,6 +35,12 @@ def equal(one, other):
     )
 
 
+def test_the_first_images():
+    first = numbered().first(3)
+    assert first.labels.tolist() == first.images[:, 0, 0, 0].tolist() == [0, 1, 2]
+    assert first.classes == 101
+
+
 def test_what_a_loader_says_of_itself(digits):
     training = loader(digits.train, batch_size=100, seed=0, training=True, world=4, rank=1)
     assert (training.samples, training.steps, training.local_batch) == (1437, 14, 25)
