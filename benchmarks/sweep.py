@@ -30,6 +30,7 @@ from timestepper.data import Dataset
 from timestepper.engine.runtime import choose_device
 from timestepper.engine.signals import Signals
 from timestepper.experiment.sweep import Options, Shared, Turns, take_turns
+from timestepper.experiment.sweep_ahead import Ahead
 from timestepper.experiment.sweep_display import Board
 from timestepper.experiment.sweep_plan import Entry, expand
 
@@ -79,7 +80,7 @@ def go(runs: list[Turns], epochs: int, jobs: int) -> float:
     """Seconds until all have done so many epochs."""
     synchronize()
     start = time.perf_counter()
-    take_turns([Until(run, epochs) for run in runs], Signals(), Options(jobs=jobs))
+    take_turns([Until(run, epochs) for run in runs], Signals(), Options(jobs=jobs), Ahead([]))  # nothing to compile
     synchronize()
     return time.perf_counter() - start
 
