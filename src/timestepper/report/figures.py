@@ -46,43 +46,47 @@ def plain_of(groups: Sequence[Group]) -> Group | None:
     return next((group for group in groups if group.plain), None)
 
 
-def differences(groups: Sequence[Group]) -> list[tuple[Group, Interval]]:
-    """Each group's test error less the plain network's, paired by seed."""
-    plain = plain_of(groups)
-    if plain is None:
+def same_start_of(groups: Sequence[Group]) -> Group | None:
+    """The plain network whose blocks start at half their size, as a controller's do: what a controller must beat."""
+    return next((group for group in groups if group.subject == "plain, last norm starts at 0.5"), None)
+
+
+def differences(groups: Sequence[Group], base: Group | None = None) -> list[tuple[Group, Interval]]:
+    """Each group's test error less that of the base, which is the plain network where none is named; by seed."""
+    base = base or plain_of(groups)
+    if base is None:
         return []
-    base = plain.values(quantities.test_error)
-    pairs = [(group, paired(group.values(quantities.test_error), base)) for group in groups if group is not plain]
+    errors = base.values(quantities.test_error)
+    pairs = [(group, paired(group.values(quantities.test_error), errors)) for group in groups if group is not base]
     return [(group, interval(sample.values())) for group, sample in pairs if sample]
 
 
 def comparison(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure | None:
-    """Differences to the plain network with their intervals, a panel per task, all on the same axis."""
-    tasks = {}
+    """Differences to the plain network with their intervals, a panel per task and base, all on the same axis."""
+    found: dict[str, list[tuple[Group, Interval]]] = {}
     for task, bundle in sorted(by_task(groups).items(), key=lambda item: -len(item[1])):
-        found = [(group, difference) for group, difference in differences(bundle) if difference.known]
-        if found:
-            tasks[task] = [
-                (
-                    f"{subject_name(group.subject)}: {signed(apart.mean)} {apart.bounds()}",
-                    apart.mean,
-                    apart.low,
-                    apart.high,
-                )
-                for group, apart in found
-            ]
-    if not tasks:
+        bases = {"plain": plain_of(bundle), "plain that starts at half steps": same_start_of(bundle)}
+        for name, base in bases.items():
+            known = [pair for pair in differences(bundle, base) if pair[1].known] if base else []
+            if known:
+                found[f"Less {name}: {label(task)}"] = known
+    if not found:
         return None
-    ends = [value for rows in tasks.values() for _, *values in rows for value in (*values, 0.0) if value is not None]
-    axis = "percentage points; left of 0 is better"
+    ends = [end for pairs in found.values() for _, apart in pairs for end in (apart.low, apart.high) if end is not None]
+    span = (min(0.0, *ends), max(0.0, *ends))
     panels = []
-    for task, rows in tasks.items():
-        title = f"Test error less the plain network's, {label(task)}"
-        drawing = svg.forest(rows, (min(ends), max(ends)), axis, title, "; ".join(row[0] for row in rows))
-        panels.append(Panel("", label(task), drawing))
+    for heading, pairs in found.items():
+        rows = [
+            (f"{subject_name(group.subject)}: {signed(apart.mean)} {apart.bounds()}", apart.mean, apart.low, apart.high)
+            for group, apart in pairs
+        ]
+        said = "; ".join(row[0] for row in rows)
+        drawing = svg.forest(rows, span, "percentage points; left of 0 is better", f"Test error. {heading}", said)
+        panels.append(Panel("", heading, drawing))
     caption = (
-        "Test error of the last epoch less that of the plain network with the same seed. Points are means over seeds, "
-        "bars 95% intervals of the mean (Student's t). A bar that does not touch 0 is a difference."
+        "Test error of the last epoch less that of a plain network with the same seed. Points are means over seeds, "
+        "bars 95% intervals of the mean (Student's t). A bar that does not touch 0 is a difference. A controller "
+        "starts with half steps, so the plain network whose blocks start at half their size is the fair one to beat."
     )
     return Figure("comparison", "Who is better than the plain network?", caption, tuple(panels), ())
 

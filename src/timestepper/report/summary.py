@@ -5,7 +5,7 @@ from typing import Any
 
 from timestepper.report import counts, quantities, verdicts
 from timestepper.report.claims import Claims
-from timestepper.report.figures import by_task, differences, plain_of
+from timestepper.report.figures import by_task, differences, plain_of, same_start_of
 from timestepper.report.groups import Group, Task
 from timestepper.report.names import subject_name
 from timestepper.report.statistics import interval, signed
@@ -61,7 +61,15 @@ def _compare(bundle: list[Group], label: Callable[[Task], str]) -> str:
         return f"{label(plain.task)}: the plain network has {error.spread()}% test error."
     theirs = interval(other.values(quantities.test_error).values())
     span = f", 95% interval {apart.bounds()}" if apart.known else "; one seed gives no interval"
-    return (
+    name = subject_name(other.subject)
+    text = (
         f"{label(plain.task)}: test error {error.spread()}% (plain) and {theirs.spread()}% "
-        f"({subject_name(other.subject)}), a difference of {signed(apart.mean)} points{span}."
+        f"({name}), a difference of {signed(apart.mean)} points{span}."
     )
+    fair = same_start_of(bundle)
+    if fair is None or other is fair:
+        return text
+    errors = interval(fair.values(quantities.test_error).values())
+    beaten = next((found for group, found in differences(bundle, fair) if group is other), None)
+    text += f" A plain network whose blocks start at half their size, as the controller's do, has {errors.spread()}%"
+    return f"{text}; {name} less it: {signed(beaten.mean)} points, {beaten.bounds()}." if beaten else f"{text}."

@@ -1,13 +1,11 @@
 """Our 3x3 convolutions: kernels in Triton's interpreter, operators, and what switching a model to them changes."""
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
+from interpreter import run_interpreted
 from torch import nn
 from torch.nn import functional as F
 
@@ -44,12 +42,7 @@ for slices, way in enumerate([(2, 2, 2, 16, 16), (2, 1, 4, 64, 16), (1, 1, 9, 32
 
 @pytest.mark.slow
 def test_kernels_agree_with_float64_in_the_interpreter():
-    pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    answer = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True)
-    if "only 0-dimensional arrays" in answer.stderr:
-        pytest.skip("the interpreter of this Triton does not run with this NumPy")
-    assert answer.returncode == 0, answer.stderr[-2000:]
+    run_interpreted(INTERPRETED)
 
 
 def images(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:

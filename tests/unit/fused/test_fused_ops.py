@@ -1,11 +1,8 @@
 """The hand-written backward, the operators around it and the kernels under Triton's interpreter."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from interpreter import run_interpreted
 
 from timestepper import equations
 from timestepper.bench import agreement
@@ -176,12 +173,7 @@ assert torch.equal(parameter.grad, steps)
 
 @pytest.mark.slow
 def test_kernels_agree_with_the_reference_in_the_interpreter():
-    pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    answer = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True)
-    if "only 0-dimensional arrays" in answer.stderr:
-        pytest.skip("the interpreter of this Triton does not run with this NumPy")
-    assert answer.returncode == 0, answer.stderr[-2000:]
+    run_interpreted(INTERPRETED)
 
 
 def test_reference_backward_covers_a_wrong_gate(monkeypatch):

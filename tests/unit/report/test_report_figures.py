@@ -1,5 +1,6 @@
 """What a figure may put together, and what it says it shows."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -8,6 +9,8 @@ import pytest
 from timestepper.experiment.load import as_dict, load
 from timestepper.report import figures, results, step_figures, svg
 from timestepper.report.groups import group, how
+from timestepper.report.statistics import MINUS
+from timestepper.report.summary import summarise
 
 
 def at_depth(record, depth, error, *changes):
@@ -42,6 +45,37 @@ def test_a_difference_is_the_network_s_error_less_the_plain_one_s(records):
     ]
     ((found, apart),) = figures.differences(group([*plain, *stepped]))
     assert (found.subject, apart.mean) == ("lstm", pytest.approx(-0.9))
+
+
+def test_the_plain_network_that_starts_as_a_controller_does_is_the_fair_one(records):
+    """Its panel and its sentence appear where it was run, and only there."""
+    start = "model.last_norm_init=0.5"
+    errors = {"plain": (7.0, 7.4), "lstm": (6.0, 6.4), "fair": (5.9, 6.1)}
+    plain, fair, stepped = (
+        [at_depth(replace(records[0], seed=seed), 56, error, *more) for seed, error in enumerate(errors[name])]
+        for name, more in (("plain", ()), ("fair", (start,)), ("lstm", ("controller.kind=lstm",)))
+    )
+    both, all_three = group([*plain, *stepped]), group([*plain, *fair, *stepped])
+
+    def headings(groups):
+        drawn = figures.comparison(groups, lambda task: "here")
+        return [] if drawn is None else [panel.heading for panel in drawn.panels]
+
+    assert headings(both) == ["Less plain: here"]
+    assert headings(all_three) == ["Less plain: here", "Less plain that starts at half steps: here"]
+    base = figures.same_start_of(all_three)
+    apart = {found.subject: value.mean for found, value in figures.differences(all_three, base)}
+    assert apart == {"plain": pytest.approx(1.2), "lstm": pytest.approx(0.2)}
+    assert "half" not in summarise(both, {}, [], None, lambda task: "here")[1]
+    (sentence,) = summarise(all_three, {}, [], None, lambda task: "here")[1:]
+    assert sentence.endswith(f"has 6.00 ± 0.14%; lstm less it: +0.20 points, [{MINUS}1.07, +1.47].")
+
+
+def test_panels_of_one_task_stand_together(records):
+    short = [replace(r, recipe={**r.recipe, "run": {**r.recipe["run"], "epochs": 1}}) for r in records]
+    drawn = figures.learning_curves(group([*records, *short]), lambda task: f"{task.epochs} epochs")
+    tasks = [panel.group.partition(":")[0] for panel in drawn.panels]
+    assert len(set(tasks)) == len(list(itertools.groupby(tasks))) == 2
 
 
 def test_a_line_is_the_mean_of_what_all_seeds_have_and_its_shade_their_range():
