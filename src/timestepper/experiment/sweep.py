@@ -34,6 +34,7 @@ from timestepper.experiment.sweep_display import Board, RunDisplay
 from timestepper.experiment.sweep_plan import Entry
 
 _PAUSE = 50e-6  # seconds, where every run waits for the device
+_LONG_PAUSE = 0.05  # where there is no run yet whose kind is ready
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ def take_turns(runs: Iterable[Turns], signals: Signals, options: Options, ahead:
             elif run.runtime is not None:
                 configured = _settings(run.runtime)
         if not moved:
-            time.sleep(_PAUSE)
+            time.sleep(_PAUSE if active else _LONG_PAUSE)
 
 
 def _settings(runtime: Runtime) -> tuple[str, bool]:
