@@ -211,7 +211,7 @@ def measure(kind: str, case: tuple[Tensor, Tensor, Tensor], exact: Tensor, optio
         rows.append({"blocks": blocks._asdict(), "us": found, "error": error})
         print(f"  {found:7.2f} us  {found / base:6.1%}  error {error:.1e}  {text}", flush=True)
     rows.sort(key=lambda row: row["us"])
-    return {"kind": kind, "cudnn_us": base, "ours": rows}
+    return {"kind": kind, "cudnn_us": base, "cudnn_error": base_error, "ours": rows}
 
 
 def time_steps(batch: int, fast: bool, options: argparse.Namespace) -> dict:

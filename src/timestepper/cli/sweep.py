@@ -62,13 +62,16 @@ def sweep(
     signals = Signals().install()
     try:
         from timestepper.experiment import sweep as sweeping
-        from timestepper.experiment.sweep_spread import default_processes, spread
+        from timestepper.experiment.sweep_ahead import kind_of
+        from timestepper.experiment.sweep_spread import default_processes, shares, spread
 
         entries = [everything[number] for number in numbers]
         on_gpu = any(entry.recipe.runtime.device != "cpu" for entry in entries)
         wanted = 1 if share else min(processes or default_processes(on_gpu), len(entries))
         if wanted > 1:
-            raise typer.Exit(spread(sys.argv[sys.argv.index("sweep") + 1 :], numbers, wanted, signals))
+            dealt = shares([kind_of(entry.recipe) for entry in entries], wanted)
+            parts = [[numbers[index] for index in part] for part in dealt]
+            raise typer.Exit(spread(sys.argv[sys.argv.index("sweep") + 1 :], parts, signals))
         parent = os.getppid() if share else None
         options = sweeping.Options(jobs, override, results, debug="--debug" in sys.argv, parent=parent)
         runs = sweeping.sweep(entries, signals, options, plain=share is not None)

@@ -181,7 +181,7 @@ def _finish(step: Step, results: Path) -> int:
 def _expected(wanted: Wanted, records: Sequence[Mapping[str, Any]]) -> float:
     """Hours of one run: per epoch what the fastest such run on a GPU took, else the number of the set's file.
 
-    The fastest, because the others may have shared their GPU.
+    The fastest, because most share their GPU with others, as many as the sweep that trained them had jobs.
     """
     recipe = wanted.recipe
     alike = [

@@ -71,7 +71,8 @@ def open_sets(name: str, *, short: bool = False, overrides: tuple[str, ...] = ()
 def identity(recipe: Mapping[str, Mapping[str, Any]]) -> str:
     """All that decides what a recipe learns and is not at its default, as JSON.
 
-    A version with one more setting so finds the records, and the half-finished runs, of those before it.
+    A version with one more setting so finds the records, and the half-finished runs, of those before it. A run of an
+    older default, which has the same folder, is told by the recipe in it.
     """
     settled: dict[str, dict[str, Any]] = {}
     for section, fields in sections(Recipe()):

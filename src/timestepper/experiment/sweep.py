@@ -166,7 +166,7 @@ def sweep(
         shared = shared or Shared()
         runs = [Turns(entry, board.add(entry.label), shared, options) for entry in entries]
         to_do = [run.entry.recipe for run in runs if not is_finished(run.entry.recipe, run.entry.path)]
-        with contextlib.closing(Ahead(to_do)) as ahead:
+        with contextlib.closing(Ahead(to_do, board.say)) as ahead:
             take_turns(runs, signals, options, ahead)
     return runs
 
@@ -178,6 +178,7 @@ def take_turns(runs: Iterable[Turns], signals: Signals, options: Options, ahead:
     while active or (waiting and not signals.stop):
         if options.parent is not None and os.getppid() != options.parent:
             signals.stop = signals.stop or signal.SIGTERM
+        ahead.look()
         room = options.jobs - len(active)
         if waiting and room and not signals.stop:
             ready = {kind for kind in {run.kind for run in waiting} if ahead.ready(kind)}

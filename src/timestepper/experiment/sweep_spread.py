@@ -1,6 +1,5 @@
 """A sweep over several GPUs: one process for each, with its share of the runs."""
 
-import itertools
 import os
 import signal
 import subprocess
@@ -18,16 +17,16 @@ def default_processes(on_gpu: bool) -> int:
     return max(1, torch.cuda.device_count()) if on_gpu else 1
 
 
-def spread(arguments: Sequence[str], numbers: Sequence[int], processes: int, signals: Signals) -> int:
-    """Start this command once per process, each with its share of the runs and its GPU; the worst exit code."""
+def spread(arguments: Sequence[str], parts: Sequence[Sequence[int]], signals: Signals) -> int:
+    """Start this command once for every part of the runs, each on its GPU; the worst exit code."""
     # Sessions of their own: Ctrl-C reaches this process alone, which passes it on once (twice means: leave at once).
     children = [
         subprocess.Popen(
-            [sys.executable, "-m", "timestepper", "sweep", *arguments, "--share", ",".join(map(str, share))],
+            [sys.executable, "-m", "timestepper", "sweep", *arguments, "--share", ",".join(map(str, part))],
             env=os.environ | _gpu(index),
             start_new_session=True,
         )
-        for index, share in enumerate(shares(numbers, processes))
+        for index, part in enumerate(parts)
     ]
     told = 0
     while any(child.poll() is None for child in children):
@@ -50,10 +49,15 @@ def spread(arguments: Sequence[str], numbers: Sequence[int], processes: int, sig
     return max(code if code >= 0 else 1 for code in codes)
 
 
-def shares(numbers: Sequence[int], processes: int) -> list[Sequence[int]]:
-    """Even parts of neighbours: seeds of one kind stay together, and with them the code that is compiled once."""
-    ends = [len(numbers) * index // processes for index in range(processes + 1)]
-    return [numbers[begin:end] for begin, end in itertools.pairwise(ends)]
+def shares(kinds: Sequence[str], processes: int) -> list[list[int]]:
+    """Which runs each process gets. A kind compiles once where its runs stay together, so only large ones are cut."""
+    most = -(-len(kinds) // processes)
+    parts: list[list[int]] = [[] for _ in range(processes)]
+    for kind in dict.fromkeys(kinds):
+        members = [number for number, other in enumerate(kinds) if other == kind]
+        for piece in (members[start : start + most] for start in range(0, len(members), most)):
+            min(parts, key=len).extend(piece)
+    return [sorted(part) for part in parts if part]
 
 
 def _gpu(index: int) -> dict[str, str]:

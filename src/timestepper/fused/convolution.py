@@ -32,7 +32,7 @@ class Blocks(NamedTuple):
     stages: int = 1  # for the weight gradient: above 1 the rows to come are loaded meanwhile, past the L1 cache
 
 
-# By input channels, rounded up to a power of two; the best on an H200 (benchmarks/convolution.py finds them).
+# By input channels, rounded up to a power of two; the best at batch 128 on an H200 (benchmarks/convolution.py).
 CONVOLVE = {
     16: Blocks(2, 4, 3, 64, 16, 4),
     32: Blocks(1, 1, 9, 64, 32, 4, held=False),
@@ -77,9 +77,9 @@ def _forward(x: Tensor, weight: Tensor, bias: None) -> Tensor:
 
 
 def _by_kernel(x: Tensor) -> bool:
-    """Offsets are 32 bits wide. The interpreter multiplies no bf16, but float32, which shows more."""
+    """Offsets are 32 bits wide, and no images need no kernel. The interpreter multiplies no bf16, but float32."""
     right = x.dtype == (torch.float32 if INTERPRETED else torch.bfloat16)
-    return (x.is_cuda or INTERPRETED) and right and x.numel() * WIDEST // x.shape[1] < 2**31
+    return (x.is_cuda or INTERPRETED) and right and 0 < x.numel() * WIDEST // x.shape[1] < 2**31
 
 
 def _library_gradient(gradient: Tensor, x: Tensor, weight: Tensor, which: int) -> Tensor:

@@ -63,19 +63,19 @@ def differences(groups: Sequence[Group], base: Group | None = None) -> list[tupl
 
 def comparison(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure | None:
     """Differences to the plain network with their intervals, a panel per task and base, all on the same axis."""
-    found: dict[str, list[tuple[Group, Interval]]] = {}
+    found: list[tuple[str, list[tuple[Group, Interval]]]] = []
     for task, bundle in sorted(by_task(groups).items(), key=lambda item: -len(item[1])):
         bases = {"plain": plain_of(bundle), "plain that starts at half steps": same_start_of(bundle)}
         for name, base in bases.items():
             known = [pair for pair in differences(bundle, base) if pair[1].known] if base else []
             if known:
-                found[f"Less {name}: {label(task)}"] = known
+                found.append((f"Less {name}: {label(task)}", known))
     if not found:
         return None
-    ends = [end for pairs in found.values() for _, apart in pairs for end in (apart.low, apart.high) if end is not None]
+    ends = [end for _, pairs in found for _, apart in pairs for end in (apart.low, apart.high) if end is not None]
     span = (min(0.0, *ends), max(0.0, *ends))
     panels = []
-    for heading, pairs in found.items():
+    for heading, pairs in found:
         rows = [
             (f"{subject_name(group.subject)}: {signed(apart.mean)} {apart.bounds()}", apart.mean, apart.low, apart.high)
             for group, apart in pairs

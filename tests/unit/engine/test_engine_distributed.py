@@ -103,6 +103,19 @@ def test_a_lost_process_is_told_from_other_errors():
     assert distributed.explain(LoaderError("lost the connection to a worker"), many, 7) is None
 
 
+def test_leaving_a_broken_group_hides_no_error(monkeypatch):
+    left = []
+
+    def break_down():
+        left.append(1)
+        raise RuntimeError("Application timeout caused pair closure")
+
+    monkeypatch.setattr(distributed.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed.dist, "destroy_process_group", break_down)
+    distributed.stop()
+    assert left == [1]
+
+
 def test_nobody_answers(monkeypatch, unused_port):
     for name, value in {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": unused_port}.items():
         monkeypatch.setenv(name, str(value))

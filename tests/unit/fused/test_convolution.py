@@ -25,6 +25,11 @@ def check(shape, channels_last=True):  # batch, height, width, input and output 
     for name, error in agreement.convolution_errors(shape, cpu, torch.float32, channels_last).items():
         assert error < 1e-6, (shape, name, error)
 check((1, 7, 9, 16, 16))
+none = torch.zeros(0, 16, 8, 8, requires_grad=True)  # no kernel for no images
+weight = torch.zeros(16, 16, 3, 3, requires_grad=True)
+convolution.conv3x3(none, weight).sum().backward()
+assert none.grad.shape == none.shape
+assert weight.grad.abs().sum() == 0
 check((3, 8, 8, 16, 32), channels_last=False)
 check((1, 9, 7, 48, 16), channels_last=False)
 check((2, 1, 1, 32, 48))

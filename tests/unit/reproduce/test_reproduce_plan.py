@@ -44,7 +44,7 @@ def test_a_run_of_another_seed_is_another_run(tmp_path):
 
 
 def test_the_expected_time_is_what_such_runs_took_per_epoch_on_a_gpu(tmp_path):
-    """2 hours for 10 epochs; three times as long for 30, and runs that shared their GPU do not count."""
+    """2 hours for 10 epochs and three times as long for 30; runs that were slower, beside others, do not count."""
     alike = [recorded("run.seed=1", seconds=1e6), recorded("run.seed=2", seconds=1e5), recorded("run.epochs=20")]
     alike[2]["wall_seconds"] = 14400.0
     assert only(alike, tmp_path)[1] == pytest.approx(2.0)

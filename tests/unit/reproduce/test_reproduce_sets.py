@@ -1,9 +1,11 @@
 import itertools
 import json
+from dataclasses import field, make_dataclass
 
 import pytest
 
 from timestepper.errors import RecipeError, UnknownNameError
+from timestepper.experiment import schema, sets
 from timestepper.experiment.load import as_dict, load
 from timestepper.experiment.sets import identity, names, open_sets
 from timestepper.report import load_claims
@@ -97,10 +99,17 @@ def test_only_what_is_learned_makes_an_identity():
     assert identity(json.loads(json.dumps(without))) == of()  # a record has lists where a recipe has tuples
 
 
-def test_a_new_setting_moves_no_folder():
+def test_a_new_setting_moves_no_folder(monkeypatch):
     """Runs stop and go on over versions; a name that changed would begin them anew."""
-    names = {wanted.folder for wanted in open_sets("ablation56") if wanted.recipe.run.seed == 0}
-    assert {f"paper-cifar10_cifar-resnet56_{end}_seed0" for end in ("none_d95c12ed", "lstm_8829a520")} <= names
+    before = {wanted.folder for wanted in open_sets("ablation56")}
+    novel = make_dataclass(
+        "Novel", [("novelty", bool, schema.setting(False, ""))], bases=(schema.Runtime,), frozen=True
+    )
+    recipe = make_dataclass("More", [("runtime", novel, field(default=novel()))], bases=(schema.Recipe,), frozen=True)
+    monkeypatch.setattr(sets, "Recipe", recipe)
+    assert {wanted.folder for wanted in open_sets("ablation56")} == before
+    told = as_dict(load("paper/cifar10"))
+    assert identity(told) != identity({**told, "runtime": {**told["runtime"], "novelty": True}})
 
 
 def test_folders_do_not_depend_on_where_the_data_is():

@@ -1,7 +1,10 @@
 """Kinds that come later are compiled in processes of their own, and found in the compiler's cache."""
 
 import contextlib
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,49 +26,83 @@ def waited(ahead: Ahead, kind: str) -> float:
     start = time.monotonic()
     while not ahead.ready(kind):
         assert time.monotonic() - start < 120
-        time.sleep(0.05)
+        ahead.look()
+        time.sleep(0.01)
     return time.monotonic() - start
+
+
+def started(ahead: Ahead) -> subprocess.Popen:
+    """The one process that compiles."""
+    ahead.look()
+    ((process, _),) = ahead._running.values()
+    return process
 
 
 def test_what_compiled_code_depends_on_makes_a_kind():
     assert kind_of(recipe()) == kind_of(
         recipe("run.seed=1", "run.epochs=3", "optimiser.lr=1", "model.last_norm_init=0.5")
     )
+    assert kind_of(recipe()) == kind_of(recipe("data.root=/elsewhere", "data.workers=2"))
     for other in ("controller.kind=lstm", "data.batch_size=32", "runtime.precision=bf16", "model.name=cifar/resnet14"):
         assert kind_of(recipe()) != kind_of(recipe(other)), other
 
 
 def test_the_first_kind_and_what_is_not_compiled_wait_for_nothing():
-    plain = recipe("runtime.compile=false", "data.batch_size=16")
-    with contextlib.closing(Ahead([recipe(), recipe("run.seed=1"), plain])) as ahead:
+    """Also where the first kind comes back later in the list, as plain networks with other starts do."""
+    plain, other = recipe("runtime.compile=false", "data.batch_size=16"), recipe("controller.kind=lstm")
+    with contextlib.closing(Ahead([recipe(), other, recipe("model.last_norm_init=0.5"), plain])) as ahead:
+        ahead.look()
         assert ahead.ready(kind_of(recipe()))
         assert ahead.ready(kind_of(plain))
-        assert not ahead._running
+        assert not ahead.ready(kind_of(other))
+        assert list(ahead._running) == [kind_of(other)]
 
 
-def test_a_process_that_fails_holds_nothing_up():
-    lost = recipe("data.name=cifar10", "data.root=/nowhere")
-    with contextlib.closing(Ahead([recipe(), lost])) as ahead:
+def test_a_process_that_fails_is_told_of_and_holds_nothing_up():
+    lost, told = recipe("data.name=cifar10", "data.root=/nowhere"), []
+    with contextlib.closing(Ahead([recipe(), lost], told.append)) as ahead:
         assert not ahead.ready(kind_of(lost))
         waited(ahead, kind_of(lost))
+    assert told == ["compiling ahead has failed (exit 1); the sweep compiles for itself"]
 
 
 def test_a_process_that_takes_too_long_is_ended(monkeypatch):
     other = recipe("controller.kind=lstm")
     with contextlib.closing(Ahead([recipe(), other])) as ahead:
-        assert not ahead.ready(kind_of(other))
-        ((process, _),) = ahead._running.values()
+        process = started(ahead)
         monkeypatch.setattr("timestepper.experiment.sweep_ahead.LONGEST", 0.0)
         assert waited(ahead, kind_of(other)) < 10
         assert process.returncode < 0
 
 
-def test_closing_ends_what_still_compiles():
+def test_closing_ends_what_still_compiles_and_removes_its_folder():
     ahead = Ahead([recipe(), recipe("controller.kind=lstm")])
-    ahead.ready("")
-    ((process, _),) = ahead._running.values()
+    process, place = started(ahead), Path(ahead._place.name)
+    assert place.is_dir()
     ahead.close()
     assert process.returncode < 0
+    assert not place.exists()
+
+
+def test_a_process_leaves_with_a_sweep_that_was_killed():
+    program = (
+        "import os, sys, time\n"
+        "from timestepper.experiment.load import load\n"
+        "from timestepper.experiment.sweep_ahead import Ahead\n"
+        f"recipes = [load('smoke/digits', [*{COMPILED!r}, kind]) for kind in ('run.seed=0', 'controller.kind=lstm')]\n"
+        "ahead = Ahead(recipes)\n"
+        "ahead.look()\n"
+        "print(*(process.pid for process, _ in ahead._running.values()), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as sweep:
+        child = int(sweep.stdout.readline())
+        time.sleep(1)
+        sweep.kill()
+    end = time.monotonic() + 30
+    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 @pytest.mark.slow
@@ -82,7 +119,30 @@ def test_the_sweep_finds_what_was_compiled_ahead(tmp_path, monkeypatch):
     assert missed <= 3
     torch._dynamo.reset()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "other"))
-    monkeypatch.setattr("timestepper.experiment.sweep.Ahead", lambda recipes: Ahead([]))
+    monkeypatch.setattr("timestepper.experiment.sweep.Ahead", lambda recipes, say: Ahead([]))
     again = entries(tmp_path / "alone", *COMPILED, recipes=RECIPES)
     run_sweep(again)
     assert [remains(entry.path) for entry in wanted] == [remains(entry.path) for entry in again]
+
+
+def test_only_so_many_compile_at_a_time(monkeypatch):
+    monkeypatch.setattr("timestepper.experiment.sweep_ahead._AT_ONCE", 1)
+    others = [recipe(f"data.batch_size={size}") for size in (16, 32)]
+    with contextlib.closing(Ahead([recipe(), *others])) as ahead:
+        ahead.look()
+        assert not any(ahead.ready(kind_of(other)) for other in others)
+        assert list(ahead._running) == [kind_of(others[0])]
+
+
+def test_runs_whose_kind_is_ready_go_on_while_others_wait(tmp_path, monkeypatch):
+    """The first run to begin is the second of the list, because the first one's kind is not ready before that ends."""
+    wanted = entries(tmp_path, recipes=RECIPES)
+    ended = wanted[1].path / "record.json"
+
+    class Waiting(Ahead):
+        def ready(self, kind: str) -> bool:
+            return kind == kind_of(wanted[1].recipe) or ended.exists()
+
+    monkeypatch.setattr("timestepper.experiment.sweep.Ahead", Waiting)
+    assert [run.outcome for run in run_sweep(wanted)] == ["finished", "finished"]
+    assert ended.stat().st_mtime < min(path.stat().st_mtime for path in wanted[0].path.glob("checkpoints/*"))

@@ -103,9 +103,14 @@ def test_bad_seeds_are_named(text):
 
 
 @pytest.mark.parametrize(
-    ("processes", "parts"),
-    [(1, [[0, 1, 2, 3, 4, 5, 6]]), (2, [[0, 1, 2], [3, 4, 5, 6]]), (3, [[0, 1], [2, 3], [4, 5, 6]])],
+    ("kinds", "processes", "parts"),
+    [
+        ("aaabbbccc", 1, [[0, 1, 2, 3, 4, 5, 6, 7, 8]]),
+        ("aaabbbccc", 2, [[0, 1, 2, 6, 7, 8], [3, 4, 5]]),
+        ("aaabbbaaaccc", 2, [[0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11]]),
+        ("aaaaa", 2, [[0, 1, 2], [3, 4]]),
+        ("aaa", 3, [[0], [1], [2]]),
+    ],
 )
-def test_neighbours_stay_in_one_process(processes, parts):
-    """Seeds of one kind are neighbours, and compile once where they are together."""
-    assert shares(range(7), processes) == [range(part[0], part[-1] + 1) for part in parts]
+def test_runs_of_one_kind_stay_together_unless_they_are_too_many(kinds, processes, parts):
+    assert shares(kinds, processes) == parts
