@@ -88,7 +88,7 @@ WEIGHT_GRADIENT = {
             Blocks(2, 4, 3, 64, 16, 4, held=False),
             Blocks(2, 4, 3, 64, 16, 4, held=False, stages=2),
         ],
-        (132, 264, 512),
+        (66, 132, 264),
     ),
     32: (
         [
@@ -99,7 +99,7 @@ WEIGHT_GRADIENT = {
             Blocks(1, 2, 2, 64, 32, 4, held=False),
             Blocks(1, 2, 2, 64, 32, 4, held=False, stages=3),
         ],
-        (44, 88, 176),
+        (22, 44, 88),
     ),
     64: (
         [
@@ -110,7 +110,7 @@ WEIGHT_GRADIENT = {
             Blocks(1, 1, 1, 64, 64, 4, held=False),
             Blocks(1, 1, 1, 64, 64, 4, held=False, stages=3),
         ],
-        (8, 16, 32, 64),
+        (4, 8, 16),
     ),
 }
 
