@@ -10,6 +10,7 @@ import pytest
 import torch
 from test_sweep_runs import StopsAfter, outcomes
 from tiny_sweep import alone, entries, remains, run_sweep
+from torch._dynamo.utils import counters
 
 from timestepper.engine.checkpoint import read
 from timestepper.engine.runtime import Runtime
@@ -48,6 +49,14 @@ def test_compiled_runs_in_half_precision_train_as_alone(tmp_path):
     assert outcomes(run_sweep(wanted)) == ["finished"] * 4
     for number, entry in enumerate(wanted):
         assert losses(entry.path) == pytest.approx(losses(alone(entry, tmp_path / f"alone-{number}")), rel=0.05)
+
+
+def test_the_second_kind_was_compiled_ahead(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    torch._dynamo.reset()
+    counters.clear()
+    assert outcomes(run_sweep(entries(tmp_path, *FAST))) == ["finished"] * 2
+    assert counters["inductor"]["fxgraph_cache_hit"] >= 3  # forward, backward and evaluation
 
 
 @pytest.mark.parametrize("recipe", ["smoke/digits", "smoke/digits-lstm"])
