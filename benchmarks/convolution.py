@@ -34,7 +34,12 @@ from timestepper.bench import agreement  # noqa: E402
 from timestepper.bench.environment import environment  # noqa: E402
 from timestepper.bench.quiet import quiet  # noqa: E402
 from timestepper.bench.training import Case, TrainingStep, forget, runtime  # noqa: E402
-from timestepper.fused.convolution import Blocks, launch_convolve, launch_weight_gradient  # noqa: E402
+from timestepper.fused.convolution import (  # noqa: E402
+    Blocks,
+    launch_convolve,
+    launch_weight_gradient,
+    library_gradient,
+)
 
 # Side of the image and layers of this kind in ResNet-56, by channels.
 LAYERS = {16: (32, 18), 32: (16, 17), 64: (8, 17)}
@@ -139,10 +144,7 @@ def ours(kind: str, x: Tensor, weight: Tensor, gradient: Tensor, blocks: Blocks)
 def library(kind: str, x: Tensor, weight: Tensor, gradient: Tensor) -> Tensor:
     if kind == "forward":
         return F.conv2d(x, weight, padding=1)
-    wanted = [kind == "input gradient", kind == "weight gradient", False]
-    one = [1, 1]
-    found = torch.ops.aten.convolution_backward(gradient, x, weight, None, one, one, one, False, [0, 0], 1, wanted)
-    return found[0] if wanted[0] else found[1]
+    return library_gradient(gradient, x, weight, 0 if kind == "input gradient" else 1)
 
 
 def microseconds(call: Callable[[], Tensor], calls: int, rounds: int) -> float:

@@ -69,8 +69,7 @@ def sweep(
         on_gpu = any(entry.recipe.runtime.device != "cpu" for entry in entries)
         wanted = 1 if share else min(processes or default_processes(on_gpu), len(entries))
         if wanted > 1:
-            dealt = shares([kind_of(entry.recipe) for entry in entries], wanted)
-            parts = [[numbers[index] for index in part] for part in dealt]
+            parts = shares({number: kind_of(everything[number].recipe) for number in numbers}, wanted)
             raise typer.Exit(spread(sys.argv[sys.argv.index("sweep") + 1 :], parts, signals))
         parent = os.getppid() if share else None
         options = sweeping.Options(jobs, override, results, debug="--debug" in sys.argv, parent=parent)

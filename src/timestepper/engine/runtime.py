@@ -69,13 +69,13 @@ class Runtime:
 
     def _speed_up(self, model: nn.Module) -> None:
         """Our kernels for the model's small convolutions, where they can run."""
-        from timestepper.fused import convolution
+        from timestepper.fused import convolution, ops
 
         obstacles = {
             "there is no CUDA device": self.device.type != "cuda",
             f"the precision is {self.precision}, not bf16": self.precision != "bf16",
             "the layout is not channels-last": not self.channels_last,
-            "Triton is not installed": not convolution.TRITON,
+            "Triton is not installed": not ops.TRITON,
         }
         reason = next((text for text, present in obstacles.items() if present), "")
         if not reason and not convolution.speed_up(model):

@@ -47,7 +47,7 @@ class Ahead:
         self._running: dict[str, tuple[subprocess.Popen, float]] = {}
         self._say = say
         self._next_look = 0.0
-        self._place = tempfile.TemporaryDirectory(prefix="timestepper-ahead-", ignore_cleanup_errors=True)
+        self._place: tempfile.TemporaryDirectory | None = None  # of the processes, made with the first
 
     def ready(self, kind: str) -> bool:
         """Whether there is nothing to wait for."""
@@ -71,6 +71,7 @@ class Ahead:
                 self._to_come.clear()
                 break
             name, recipe = self._to_come.pop(0)
+            self._place = self._place or tempfile.TemporaryDirectory(prefix="ahead-", ignore_cleanup_errors=True)
             with contextlib.suppress(OSError):  # no more processes: the sweep compiles for itself
                 self._running[name] = _start(recipe, self._place.name), now
 
@@ -79,7 +80,8 @@ class Ahead:
         self._to_come.clear()
         for process, _ in self._running.values():
             _end(process)
-        self._place.cleanup()
+        if self._place is not None:
+            self._place.cleanup()
 
 
 def _start(recipe: Recipe, place: str) -> subprocess.Popen:

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from timestepper.engine.signals import Signals
 
@@ -49,12 +49,12 @@ def spread(arguments: Sequence[str], parts: Sequence[Sequence[int]], signals: Si
     return max(code if code >= 0 else 1 for code in codes)
 
 
-def shares(kinds: Sequence[str], processes: int) -> list[list[int]]:
+def shares(kinds: Mapping[int, str], processes: int) -> list[list[int]]:
     """Which runs each process gets. A kind compiles once where its runs stay together, so only large ones are cut."""
     most = -(-len(kinds) // processes)
     parts: list[list[int]] = [[] for _ in range(processes)]
-    for kind in dict.fromkeys(kinds):
-        members = [number for number, other in enumerate(kinds) if other == kind]
+    for kind in dict.fromkeys(kinds.values()):
+        members = [number for number, other in kinds.items() if other == kind]
         for piece in (members[start : start + most] for start in range(0, len(members), most)):
             min(parts, key=len).extend(piece)
     return [sorted(part) for part in parts if part]

@@ -6,7 +6,6 @@ elsewhere the plain PyTorch of ``controllers`` runs. Gradients of gradients are 
 ``net.fused = False``.
 """
 
-import importlib.util
 from collections.abc import Sequence
 
 import torch
@@ -17,7 +16,6 @@ from timestepper.controllers.lstm import LSTM
 from timestepper.errors import StepSizeError
 from timestepper.fused import ops
 
-_TRITON = importlib.util.find_spec("triton") is not None
 WIDEST = 256  # beyond this a stage's recurrence is better off with a matrix library
 
 
@@ -28,7 +26,7 @@ def fits(weights: list[Tensor], controllers: Sequence[Controller], insist: bool 
     """
     obstacle = _obstacle(weights, controllers)
     if obstacle is None:
-        return insist or (_TRITON and weights[0].is_cuda and weights[0].dtype == torch.float32)
+        return insist or (ops.TRITON and weights[0].is_cuda and weights[0].dtype == torch.float32)
     if insist:
         raise StepSizeError(f"the fused controller cannot run here: {obstacle}; set net.fused = None")
     return False
@@ -54,7 +52,7 @@ def scales(parameters: list[Tensor], steps: Tensor, insist: bool = False) -> boo
     """Whether one kernel can multiply these parameters by their step sizes: all of them one number per channel."""
     alike = all(p.dim() == 1 and p.is_contiguous() and p.dtype == steps.dtype for p in parameters)
     placed = all(parameter.device == steps.device for parameter in parameters)
-    return alike and placed and (insist or (_TRITON and steps.is_cuda and steps.dtype == torch.float32))
+    return alike and placed and (insist or (ops.TRITON and steps.is_cuda and steps.dtype == torch.float32))
 
 
 def scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> list[Tensor]:

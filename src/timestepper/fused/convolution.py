@@ -4,16 +4,15 @@
 the operators run PyTorch's convolution, which is also what the kernels are tested against.
 """
 
-import importlib.util
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from timestepper.fused.layout import power_of_two
 from timestepper.fused.ops import INTERPRETED
 
-TRITON = importlib.util.find_spec("triton") is not None
 DEVICES = ("cuda",)
 WIDEST = 64  # beyond this the library's kernels have enough to do
 
@@ -82,8 +81,9 @@ def _by_kernel(x: Tensor) -> bool:
     return (x.is_cuda or INTERPRETED) and right and 0 < x.numel() * WIDEST // x.shape[1] < 2**31
 
 
-def _library_gradient(gradient: Tensor, x: Tensor, weight: Tensor, which: int) -> Tensor:
-    mask = [place == which for place in range(3)]
+def library_gradient(gradient: Tensor, x: Tensor, weight: Tensor, which: int) -> Tensor:
+    """PyTorch's gradient of the images (0) or of the weight (1)."""
+    mask = [which == 0, which == 1, False]
     one = [1, 1]
     return torch.ops.aten.convolution_backward(gradient, x, weight, None, one, one, one, False, [0, 0], 1, mask)[which]
 
@@ -112,7 +112,7 @@ def conv3x3_input_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
     """The gradient of the images."""
     if not _by_kernel(gradient):
         x = _images(gradient, weight.shape[1])
-        return _library_gradient(gradient, x, weight, 0).contiguous(memory_format=torch.channels_last)
+        return library_gradient(gradient, x, weight, 0).contiguous(memory_format=torch.channels_last)
     return launch_convolve(gradient, weight, backwards=True)
 
 
@@ -125,7 +125,7 @@ def _(gradient: Tensor, weight: Tensor) -> Tensor:
 def conv3x3_weight_gradient(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """The gradient of the weight, in the weight's precision and layout, bit for bit the same every time."""
     if not _by_kernel(x):
-        return torch.empty_like(weight).copy_(_library_gradient(gradient, x, weight, 1))
+        return torch.empty_like(weight).copy_(library_gradient(gradient, x, weight, 1))
     return launch_weight_gradient(gradient, x, weight)
 
 
@@ -161,7 +161,7 @@ def launch_convolve(x: Tensor, weight: Tensor, backwards: bool = False, blocks: 
     outputs, inputs, down, right = weight.stride()
     strides = (2 * (down + right), inputs, outputs, -down, -right) if backwards else (0, *weight.stride())
     target = _images(x, weight.shape[1 if backwards else 0])
-    block_in = _power(x.shape[1])
+    block_in = power_of_two(x.shape[1], 16)
     blocks = blocks or CONVOLVE[block_in]
     rows, block_out = _rows(x, blocks.pixels), _divisor(target.shape[1], blocks.outputs)
     with torch.cuda.device_of(x):
@@ -179,7 +179,7 @@ def launch_weight_gradient(gradient: Tensor, x: Tensor, weight: Tensor, blocks: 
 
     x, gradient = (images.contiguous(memory_format=torch.channels_last) for images in (x, gradient))
     outputs, inputs = weight.shape[:2]
-    block_in = _power(inputs)
+    block_in = power_of_two(inputs, 16)
     blocks = blocks or WEIGHT_GRADIENT[block_in]
     rows, block_out = _rows(x, blocks.pixels), _divisor(outputs, blocks.outputs)
     pieces = 3 * -(-(blocks.pixels + 2) // blocks.span)
@@ -197,7 +197,7 @@ def launch_weight_gradient(gradient: Tensor, x: Tensor, weight: Tensor, blocks: 
         block_out = _divisor(outputs, WIDEST)
         add_slices[(9 * inputs, outputs // block_out)](
             *(partial, out, slices, inputs, outputs, *out.stride(), block_in, block_out, blocks.pixels, blocks.span),
-            BLOCK_SLICES=min(_power(slices), 1024 // block_out),
+            BLOCK_SLICES=power_of_two(slices, 16, 1024 // block_out),
         )
     return out
 
@@ -205,11 +205,6 @@ def launch_weight_gradient(gradient: Tensor, x: Tensor, weight: Tensor, blocks: 
 def _rows(x: Tensor, pixels: int) -> int:
     """Rows of the matrix product: groups of so many pixels, the last of a line perhaps not full."""
     return x.shape[0] * x.shape[2] * -(-x.shape[3] // pixels)
-
-
-def _power(size: int) -> int:
-    """The next power of two, 16 or more."""
-    return max(16, 1 << (size - 1).bit_length())
 
 
 def _divisor(channels: int, most: int) -> int:

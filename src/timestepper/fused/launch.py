@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from timestepper.fused import kernels
-from timestepper.fused.layout import GATES_X, INPUT, MATRICES, OUTPUT, TILE, Layout, scale_rows, to_device
+from timestepper.fused.layout import GATES_X, INPUT, MATRICES, OUTPUT, TILE, Layout, power_of_two, scale_rows, to_device
 
 NARROW = 64  # the widest stage whose four recurrent matrices fit the registers of one block
 UNITS = 8  # of one block in a wide stage
@@ -28,7 +28,7 @@ def describe(weights: list[Tensor]) -> Tensor:
         rows.append((weight.data_ptr(), offset, results, taps, weight.shape[1], *strides))
         offset += results
     out = weights[0].new_empty(offset)
-    inputs = _power(max(row[4] for row in rows), 64, 256)
+    inputs = power_of_two(max(row[4] for row in rows), 64, 256)
     block = _ELEMENTS // inputs
     grid = (len(rows), triton.cdiv(max(row[2] for row in rows), block))
     kernels.describe[grid](to_device(tuple(rows), out.device), out, block, inputs)
@@ -69,7 +69,7 @@ def backward(
         state_gradient,
         output_gradient,
         parameter_gradient,
-        BLOCK_M=_power(matrices, 4, 1 << 20),
+        BLOCK_M=power_of_two(matrices, 4),
         BLOCK_T=16,
         BLOCK_N=TILE[0],
         BLOCK_K=TILE[1],
@@ -79,7 +79,7 @@ def backward(
 
 def _affine(table: Tensor, source: Tensor, target: Tensor, layout: Layout, matrix: int, activation: str) -> None:
     n, k = layout.extent(matrix)
-    rows, columns = 8, _power(k, 16, _ELEMENTS // 8)
+    rows, columns = 8, power_of_two(k, 16, _ELEMENTS // 8)
     grid = (len(layout.shapes), layout.depth, triton.cdiv(n, rows))
     kernels.affine[grid](table, source, target, matrix, activation, rows, columns, num_warps=_warps(rows * columns))
 
@@ -88,8 +88,8 @@ def _affine_backward(
     table: Tensor, gradient: Tensor, out: Tensor, source: Tensor, layout: Layout, matrix: int, relu: bool
 ) -> None:
     n, k = layout.extent(matrix)
-    rows = _power(n, 16, _ELEMENTS // 16)  # the sum runs over the rows: few rounds of many
-    columns = _power(min(k, _ELEMENTS // rows), 16, 64)
+    rows = power_of_two(n, 16, _ELEMENTS // 16)  # the sum runs over the rows: few rounds of many
+    columns = power_of_two(min(k, _ELEMENTS // rows), 16, 64)
     grid = (len(layout.shapes), layout.depth, triton.cdiv(k, columns))
     kernels.affine_backward[grid](
         table, gradient, out, source, matrix, relu, rows, columns, num_warps=_warps(rows * columns)
@@ -98,7 +98,7 @@ def _affine_backward(
 
 def _recurrence(layout: Layout, whole: Any, single: Any, warps: dict[int, int], *tensors: Tensor) -> None:
     """All sites in one launch where the recurrent weights fit the registers, else a launch for every site."""
-    hidden = _power(max(h for _, _, _, h in layout.shapes), 16, 1 << 20)
+    hidden = power_of_two(max(h for _, _, _, h in layout.shapes), 16)
     stages = len(layout.shapes)
     if hidden <= NARROW:
         whole[(stages,)](*tensors, hidden, num_warps=warps[hidden])
@@ -131,13 +131,9 @@ def scale_backward(
 
 def _channels(sizes: list[int], places: list[int]) -> tuple[tuple[int, int], int]:
     """A grid of sites and blocks of channels, and the size of a block."""
-    block = _power(max(sizes), 16, 128)
+    block = power_of_two(max(sizes), 16, 128)
     return (len(set(places)), triton.cdiv(max(sizes), block)), block
 
 
 def _warps(elements: int) -> int:
     return 8 if elements >= _ELEMENTS else 4
-
-
-def _power(size: int, least: int, most: int) -> int:
-    return min(most, max(least, triton.next_power_of_2(size)))

@@ -96,6 +96,11 @@ def layout(shapes: tuple[int, ...]) -> Layout:
     return Layout(tuple(zip(shapes[0::4], shapes[1::4], shapes[2::4], shapes[3::4], strict=True)))
 
 
+def power_of_two(size: int, least: int, most: int = 1 << 20) -> int:
+    """The next power of two within bounds: the size of a block."""
+    return min(most, max(least, 1 << (size - 1).bit_length()))
+
+
 def _offsets(sizes: list[int]) -> list[int]:
     """Where each part begins, and the total at the end."""
     offsets = [0]

@@ -5,6 +5,7 @@ under Triton's interpreter) they launch kernels; elsewhere they run the referenc
 tested in float64.
 """
 
+import importlib.util
 import os
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from timestepper.fused import reference
 from timestepper.fused.layout import MATRICES, SCALE_WIDTH, WIDTH, layout
 
+TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 

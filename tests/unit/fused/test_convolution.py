@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import timestepper
 from timestepper.engine.runtime import Runtime
-from timestepper.fused import convolution
+from timestepper.fused import convolution, ops
 from timestepper.models import CifarResNet
 
 INTERPRETED = """
@@ -197,7 +197,7 @@ CUDA = torch.device("cuda")
 )
 def test_runtime_says_why_not(options, reason, monkeypatch):
     monkeypatch.setattr(nn.Module, "to", lambda module, *_, **__: module)
-    monkeypatch.setattr(convolution, "TRITON", True)
+    monkeypatch.setattr(ops, "TRITON", True)
     told = []
     settings = {"device": CUDA, "precision": "bf16", "channels_last": True} | options
     runtime = Runtime(**settings, fast_convolutions=True, say=told.append)
@@ -207,7 +207,7 @@ def test_runtime_says_why_not(options, reason, monkeypatch):
 
 def test_runtime_switches_the_model(monkeypatch):
     monkeypatch.setattr(nn.Module, "to", lambda module, *_, **__: module)
-    monkeypatch.setattr(convolution, "TRITON", True)
+    monkeypatch.setattr(ops, "TRITON", True)
     told = []
     model = Runtime(CUDA, "bf16", channels_last=True, fast_convolutions=True, say=told.append).place(CifarResNet(8))
     assert told == []

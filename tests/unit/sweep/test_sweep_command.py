@@ -3,10 +3,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from tiny_sweep import SMALL, entries, remains, run_sweep
+from watching import wait_for
 
 SWEEP = [sys.executable, "-m", "timestepper", "sweep", "smoke/digits", *SMALL, "run.epochs=8", "--seeds", "0,1"]
 
@@ -15,13 +15,6 @@ def command(out, *more):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([*SWEEP, "--out", str(out), *more], env=environment, **pipes)
-
-
-def wait_for(condition, seconds=120):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def statuses(out):
@@ -39,7 +32,7 @@ def uninterrupted(tmp_path_factory):
 def test_sigterm_saves_all_and_the_same_command_goes_on(tmp_path, more, uninterrupted):
     """With two processes only the first one is told, and passes it on."""
     first = command(tmp_path, "--checkpoint-seconds", "0", *more)
-    wait_for(lambda: len(found := statuses(tmp_path)) == 2 and all(status["step"] >= 5 for status in found))
+    wait_for(lambda: len(found := statuses(tmp_path)) == 2 and all(status["step"] >= 5 for status in found), 120)
     first.send_signal(signal.SIGTERM)
     output, errors = first.communicate(timeout=60)
     assert first.returncode == 128 + signal.SIGTERM, errors

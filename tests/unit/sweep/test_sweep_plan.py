@@ -113,4 +113,4 @@ def test_bad_seeds_are_named(text):
     ],
 )
 def test_runs_of_one_kind_stay_together_unless_they_are_too_many(kinds, processes, parts):
-    assert shares(kinds, processes) == parts
+    assert shares(dict(enumerate(kinds)), processes) == parts
