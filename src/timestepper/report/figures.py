@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 from timestepper.report import quantities, svg
 from timestepper.report.groups import Group, Task, condition_labels
@@ -12,6 +13,7 @@ from timestepper.report.records import Record
 from timestepper.report.statistics import Interval, interval, paired, signed
 
 Curve = list[tuple[float, float]]
+_FAR = 4  # times the middle of all bars
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ def comparison(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure 
                 found.append((f"Less {name}: {label(task)}", known))
     if not found:
         return None
-    ends = [end for _, pairs in found for _, apart in pairs for end in (apart.low, apart.high) if end is not None]
-    span = (min(0.0, *ends), max(0.0, *ends))
+    intervals = [apart for _, pairs in found for _, apart in pairs]
+    span = _axis([(a.low, a.high) for a in intervals if a.low is not None and a.high is not None])
     panels = []
     for heading, pairs in found:
         rows = [
@@ -85,10 +87,19 @@ def comparison(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure 
         panels.append(Panel("", heading, drawing))
     caption = (
         "Test error of the last epoch less that of a plain network with the same seed. Points are means over seeds, "
-        "bars 95% intervals of the mean (Student's t). A bar that does not touch 0 is a difference. A controller "
+        "bars 95% intervals of the mean (Student's t), arrows lie beyond the axis. A bar that does not touch 0 is a "
+        "difference. A controller "
         "starts with half steps, so the plain network whose blocks start at half their size is the fair one to beat."
     )
     return Figure("comparison", "Who is better than the plain network?", caption, tuple(panels), ())
+
+
+def _axis(bars: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """From end to end of all bars and zero, but for bars far beyond the others, which would leave these no room."""
+    reach = [max(abs(low), abs(high)) for low, high in bars]
+    most = _FAR * median(reach)
+    ends = [end for bar, far in zip(bars, reach, strict=True) if far <= most for end in bar]
+    return min(0.0, *ends), max(0.0, *ends)
 
 
 def learning_curves(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure | None:

@@ -101,7 +101,7 @@ def _sections(
             step_figures.step_sizes(groups, label),
             results.influence_table(groups, label),
         ),
-        drawn("folding", "Folding", results.fold_table(records)),
+        drawn("folding", "Folding", results.fold_table(groups, label)),
         drawn(
             "stability",
             "Stability",

@@ -8,7 +8,7 @@ from timestepper.report import quantities
 from timestepper.report.claims import Claim
 from timestepper.report.figures import by_task, differences
 from timestepper.report.groups import Group, Task
-from timestepper.report.names import data_name, model_name, subject_name
+from timestepper.report.names import data_name, subject_name
 from timestepper.report.records import Record
 from timestepper.report.statistics import interval, signed
 from timestepper.report.tables import Cell, Table
@@ -192,25 +192,22 @@ def pending_table(pending: Iterable[Pending]) -> Table:
     return Table("pending", caption, ("Runs", "For", "Runs to go", "Expected GPU time"), tuple(rows))
 
 
-def fold_table(records: Sequence[Record]) -> Table | None:
+def fold_table(groups: Sequence[Group], label: Label) -> Table | None:
     """Attached network beside its folded twin, which must not differ."""
-    stepped = [record for record in records if "folded" in record.final]
     rows = [
         (
-            Cell(f"{_name(record)}, seed {record.seed}"),
+            Cell(f"{label(group.task)}: {subject_name(group.subject)}, seed {seed}"),
             Cell(f"{100 * record.final['test']['error']:.2f}"),
             Cell(f"{100 * record.final['folded']['error']:.2f}"),
             Cell(f"{record.final['fold_difference']:.3g}", tone="" if record.final["fold_difference"] else "good"),
         )
-        for record in sorted(stepped, key=lambda record: record.path)
+        for group in groups
+        for seed, record in group.runs.items()
+        if "folded" in record.final
     ]
     caption = "Folding: the controller is gone, the function is the same"
     columns = ("Run", "Attached, test error, %", "Folded, test error, %", "Largest difference of logits")
     return Table("folding", caption, columns, tuple(rows)) if rows else None
-
-
-def _name(record: Record) -> str:
-    return f"{model_name(record.recipe['model']['name'])}, {subject_name(record.recipe['controller']['kind'])}"
 
 
 def record_table(records: Sequence[Record]) -> Table:

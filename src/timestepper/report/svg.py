@@ -100,14 +100,17 @@ def heat_map(
 def forest(
     rows: Sequence[tuple[str, float, float | None, float | None]], ends: Point, x_label: str, title: str, text: str
 ) -> str:
-    """Differences with their intervals, one under the other, and a line at zero. Rows: label, mean, low, high."""
+    """Differences with their intervals, one under the other, and a line at zero. Rows: label, mean, low, high.
+
+    What lies beyond the ends is cut off there; a mean beyond them is an arrow.
+    """
     span = _widen(ends, False)
     pitch, top = 40, 6
     bottom = top + pitch * len(rows)
     height = bottom + 40
 
     def place(value: float) -> float:
-        return 10 + _scale(value, span, False) * (WIDTH - 20)
+        return 10 + min(max(_scale(value, span, False), 0.0), 1.0) * (WIDTH - 20)
 
     parts = []
     for value, label in _ticks(span, False):
@@ -118,9 +121,15 @@ def forest(
     for number, (label, mean, low, high) in enumerate(rows):
         y = top + number * pitch + 28
         parts.append(f'<text class="row" x="10" y="{y - 11}">{escape(label)}</text>')
-        if low is not None and high is not None:
+        if low is not None and high is not None and low <= span[1] and high >= span[0]:
             parts.append(f'<line class="whisker" x1="{place(low):.1f}" x2="{place(high):.1f}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<circle class="dot stepped" cx="{place(mean):.1f}" cy="{y}" r="4.5"/>')
+        x = place(mean)
+        if span[0] <= mean <= span[1]:
+            parts.append(f'<circle class="dot stepped" cx="{x:.1f}" cy="{y}" r="4.5"/>')
+        else:
+            back = x + (-11 if mean > span[1] else 11)
+            arrow = f"{x:.1f},{y} {back:.1f},{y - 6} {back:.1f},{y + 6}"
+            parts.append(f'<polygon class="dot stepped beyond" points="{arrow}"/>')
     parts.append(f'<text class="axis middle" x="{WIDTH / 2}" y="{height - 6}">{escape(x_label)}</text>')
     return wrap(WIDTH, height, "".join(parts), title, text)
 

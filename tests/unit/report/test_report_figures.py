@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -69,6 +70,37 @@ def test_the_plain_network_that_starts_as_a_controller_does_is_the_fair_one(reco
     assert "half" not in summarise(both, {}, [], None, lambda task: "here")[1]
     (sentence,) = summarise(all_three, {}, [], None, lambda task: "here")[1:]
     assert sentence.endswith(f"has 6.00 ± 0.14%; lstm less it: +0.20 points, [{MINUS}1.07, +1.47].")
+
+
+def test_a_run_far_behind_the_others_leaves_them_room(records):
+    """It stands at the edge as an arrow, with its figures in words; the others keep their places."""
+    errors = {"none": (7.0, 7.4), "lstm": (6.0, 6.2), "two_fc": (6.1, 6.4), "independent": (6.5, 6.7)}
+    near = [
+        at_depth(replace(records[0], seed=seed), 56, error, f"controller.kind={kind}")
+        for kind, both in errors.items()
+        for seed, error in enumerate(both)
+    ]
+    fixed = ("controller.kind=fixed", "controller.value=0.01")
+    far = [at_depth(replace(records[0], seed=seed), 56, error, *fixed) for seed, error in enumerate((43.0, 43.8))]
+
+    def drawing(runs):
+        return figures.comparison(group(runs), lambda task: "here").panels[0].drawing
+
+    without, with_it = drawing(near), drawing([*near, *far])
+    assert ("beyond" in without, with_it.count("beyond")) == (False, 1)
+    assert "fixed 0.01: +36.20" in with_it
+    centres = r'<circle class="dot stepped" cx="([\d.]+)"'
+    assert re.findall(centres, with_it) == re.findall(centres, without)
+    assert len(re.findall(centres, without)) == 3
+
+
+@pytest.mark.parametrize(("mean", "tip"), [(-9.0, 10.0), (9.0, svg.WIDTH - 10.0)])
+def test_an_arrow_points_away_from_the_axis(mean, tip):
+    drawn = svg.forest([("label", mean, mean - 0.5, mean + 0.5)], (-1.0, 1.0), "x", "title", "text")
+    (points,) = re.findall(r'<polygon class="dot stepped beyond" points="([^"]+)"', drawn)
+    first, *back = [float(point.partition(",")[0]) for point in points.split()]
+    assert first == tip
+    assert all((x - tip) * mean < 0 for x in back)
 
 
 def test_panels_of_one_task_stand_together(records):

@@ -110,8 +110,16 @@ def test_what_is_to_run_is_counted_in_runs():
 def test_a_fold_that_changes_a_logit_is_not_shown_as_good(records):
     stepped = next(record for record in records if "folded" in record.final)
     for difference, tone in ((0.0, "good"), (0.5, "")):
-        table = results.fold_table([replace(stepped, final={**stepped.final, "fold_difference": difference})])
+        run = replace(stepped, final={**stepped.final, "fold_difference": difference})
+        table = results.fold_table([Group(task_of(run), "lstm", {0: run})], here)
         assert table.rows[0][3] == Cell(f"{difference:.3g}", tone=tone)
+
+
+def test_folded_runs_of_one_controller_with_two_values_can_be_told_apart(records):
+    stepped = next(record for record in records if "folded" in record.final)
+    subjects = ("fixed(0.5)", "fixed(0.01)")
+    table = results.fold_table([Group(task_of(stepped), subject, {4: stepped}) for subject in subjects], here)
+    assert [row[0] for row in texts(table)] == ["here: fixed 0.5, seed 4", "here: fixed 0.01, seed 4"]
 
 
 def test_a_record_of_changed_files_says_so(records):
