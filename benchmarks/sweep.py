@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--commit", help="recorded where the source carries no history")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
-    widen_device_queue()
+    widen_device_queue(max(options.together))
     device = choose_device("auto")
     shared = Given(random_data(options.images, options.images // 5, device))
     report: dict = {"environment": environment(device, options.commit), "options": vars(options) | {"json": None}}

@@ -96,7 +96,7 @@ def _bring_to_end(steps: list["Step"], results: Path, jobs: int, overrides: list
     from timestepper.experiment.sweep_plan import chooses_checkpoints
 
     if jobs > 1:
-        widen_device_queue()
+        widen_device_queue(jobs)
     seconds = None if chooses_checkpoints(overrides) else CHECKPOINT_SECONDS
     return bring_to_end(steps, results, jobs=jobs, checkpoint_seconds=seconds, debug="--debug" in sys.argv)
 

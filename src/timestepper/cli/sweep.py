@@ -58,7 +58,7 @@ def sweep(
     numbers = list(map(int, share.split(","))) if share else _without_record(everything, results)
     if not numbers:
         return
-    widen_device_queue()
+    widen_device_queue(jobs)
     signals = Signals().install()
     try:
         from timestepper.experiment import sweep as sweeping
@@ -80,14 +80,15 @@ def sweep(
         signals.restore()
 
 
-def widen_device_queue() -> None:
+def widen_device_queue(jobs: int) -> None:
     """Let as many streams as runs reach the device side by side; by default CUDA folds them into eight.
 
-    CUDA reads it once, when torch starts it.
+    No more than that: processes that share a GPU through MPS also share its queues. CUDA reads it once, when torch
+    starts it.
     """
     import os
 
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(min(max(8, jobs), 32)))
 
 
 def _without_record(entries: "list[Entry]", results: Path | None) -> list[int]:

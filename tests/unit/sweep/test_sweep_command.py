@@ -8,6 +8,8 @@ import pytest
 from tiny_sweep import SMALL, entries, remains, run_sweep
 from watching import wait_for
 
+from timestepper.cli.sweep import widen_device_queue
+
 SWEEP = [sys.executable, "-m", "timestepper", "sweep", "smoke/digits", *SMALL, "run.epochs=8", "--seeds", "0,1"]
 
 
@@ -60,3 +62,12 @@ def test_mistakes_are_one_line(tmp_path):
         assert told in found.stderr
         assert len(found.stderr.splitlines()) == 1
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("jobs", "before", "after"), [(2, None, "8"), (20, None, "20"), (90, None, "32"), (20, "4", "4")]
+)
+def test_there_are_as_many_queues_as_runs_where_the_user_says_nothing(jobs, before, after, monkeypatch):
+    monkeypatch.setattr(os, "environ", {} if before is None else {"CUDA_DEVICE_MAX_CONNECTIONS": before})
+    widen_device_queue(jobs)
+    assert os.environ == {"CUDA_DEVICE_MAX_CONNECTIONS": after}
