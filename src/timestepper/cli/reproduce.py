@@ -44,6 +44,7 @@ def reproduce(
     from timestepper import report
     from timestepper.cli import gather
     from timestepper.errors import RecipeError
+    from timestepper.files import make_folder
     from timestepper.report.claims import FOLDER
 
     if jobs > 1 and "RANK" in os.environ:
@@ -53,6 +54,7 @@ def reproduce(
     steps: list[Step] = []
     code = 0
     if name == "counts" and list_only:
+        gather.warn(problems)
         _print([_plan_table([], name, found_claims)], json)
         return
     if name != "counts":
@@ -62,6 +64,7 @@ def reproduce(
             gather.warn(problems + damaged)
             _print([_plan_table(steps, name, found_claims)], json)
             return
+        make_folder(results)  # a folder that cannot be must not cost a training
         with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
             code = _bring_to_end(steps, results, jobs, changes)
         records, damaged = report.load_records(results)

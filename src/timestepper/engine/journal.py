@@ -48,10 +48,12 @@ class FolderJournal(Journal):
         epochs: int,
         display: Display,
         tensorboard: bool = True,
+        stamp: Mapping[str, str] | None = None,
     ):
         self.folder, self.display, self.identity, self.recipe = folder, display, identity, recipe
         self.steps, self.epochs = steps, epochs
         self._wants_tensorboard = tensorboard
+        self._stamp = dict(stamp or {})  # stands beside every time: what may differ from sitting to sitting
         self._checkpoints = Checkpoints(folder.checkpoints)
         self._checkpoints.create()
         self._tensorboard: TensorBoard | None = None
@@ -160,7 +162,7 @@ class FolderJournal(Journal):
         """Seconds and images since the last note of this process; the sum over the file is the run's time."""
         now = time.monotonic()
         if self._images:
-            self._times.write({"step": step, "seconds": now - self._mark, "images": self._images})
+            self._times.write({"step": step, "seconds": now - self._mark, "images": self._images, **self._stamp})
         self._mark, self._images = now, 0.0
 
 

@@ -29,9 +29,7 @@ def complete(run: Path, results: Path, wanted: Iterable[str]) -> dict[str, Any]:
         trained = restore(run)
         runtime = build.runtime(trained.recipe, choose_device(trained.recipe.runtime.device, 0), print)
         trained.model.to(runtime.device)
-        content |= {name: _MEASURES[name](trained, runtime) for name in missing}
-        content.pop("sha256")
-        content["sha256"] = record.digest(content)
+        content = record.signed(content | {name: _MEASURES[name](trained, runtime) for name in missing})
         record.write(content, run / record.RECORD)
     record.write(content, results / record.file_name(content))
     return content

@@ -12,7 +12,7 @@ from typing import Any
 
 from timestepper.engine.metrics import read_lines
 from timestepper.engine.rundir import TIMING
-from timestepper.errors import RecordError
+from timestepper.errors import RecordError, first_line
 from timestepper.experiment.load import as_dict
 from timestepper.experiment.schema import Recipe
 from timestepper.files import make_folder, write_atomic
@@ -36,7 +36,7 @@ def make(
     """A record; ``epochs`` must reach the end of the recipe, so that a half run cannot become one."""
     if [line["epoch"] for line in epochs] != list(range(1, recipe.run.epochs + 1)):
         raise RecordError(f"{run} has {len(epochs)} of {recipe.run.epochs} epochs in its metrics; no record written")
-    seconds = sum(line["seconds"] for line in read_lines(run / TIMING))
+    times = list(read_lines(run / TIMING))
     content = {
         "schema": SCHEMA,
         "kind": "training",
@@ -47,13 +47,14 @@ def make(
         "final": final,
         "epochs": epochs,
         "step_sizes": step_sizes,
-        "wall_seconds": round(seconds, 1),
+        "wall_seconds": round(sum(line["seconds"] for line in times), 1),
         "world": world,
         "device": device,
         "commit": commit(),
+        "commits": {line.get("commit", "unknown"): line["step"] for line in times},  # up to which update each computed
         "versions": versions(),
     }
-    return {**content, "sha256": digest(content)}
+    return signed(content)
 
 
 def write(record: dict[str, Any], path: Path) -> Path:
@@ -64,12 +65,26 @@ def write(record: dict[str, Any], path: Path) -> Path:
 
 
 def read(run: Path) -> dict[str, Any]:
-    """The record in a run directory."""
+    """The record in a run directory, as it was written: what somebody has edited must not get a new checksum."""
     path = run / RECORD
+    again = "remove it, and the same command makes it again from the run's last checkpoint"
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path}: not readable ({error}); train the run again") from None
+        content = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise RecordError(f"{path}: not readable ({first_line(error)}); {again}") from None
+    if not isinstance(content, dict) or content.get("sha256") != digest(_without_digest(content)):
+        raise RecordError(f"{path}: changed since the run wrote it (its checksum does not fit); {again}")
+    return content
+
+
+def signed(content: dict[str, Any]) -> dict[str, Any]:
+    """The content with its checksum, which stands last."""
+    content = _without_digest(content)
+    return {**content, "sha256": digest(content)}
+
+
+def _without_digest(content: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in content.items() if key != "sha256"}
 
 
 def publish(run: Path, results: Path) -> None:

@@ -128,6 +128,7 @@ class Session:
             epochs=schedule.epochs,
             display=self.display,
             tensorboard=self.recipe.run.tensorboard,
+            stamp={"commit": record.commit()},
         )
         state = journal.find()
         if state is not None:

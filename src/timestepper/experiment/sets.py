@@ -14,8 +14,17 @@ from timestepper.experiment.load import FOLDERS, as_dict, is_set, load, sections
 from timestepper.experiment.schema import Recipe
 
 MEASURES = ("noise", "stability")
-_SET_KEYS = {"set": str, "title": str, "seeds": list, "short": list, "measure": list, "train": list}
-_TRAIN_KEYS = {"base": str, "overrides": list, "vary": dict, "hours": float}
+# What a key holds; of lists and tables also what is in them.
+_SET_KEYS = {
+    "set": (str, None),
+    "title": (str, None),
+    "seeds": (list, int),
+    "short": (list, str),
+    "measure": (list, str),
+    "train": (list, dict),
+}
+_TRAIN_KEYS = {"base": (str, None), "overrides": (list, str), "vary": (dict, list), "hours": (float, None)}
+_WORDS = {str: "text", int: "whole number", float: "number", list: "list", dict: "table"}
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,8 @@ def open_sets(name: str, *, short: bool = False, overrides: tuple[str, ...] = ()
         paths = [Path(name)]
     else:
         raise UnknownNameError(f"unknown set {name!r}; known are {', '.join([*known, 'counts', 'all'])}")
+    if short and len(paths) == 1 and "train" in (table := _read(paths[0])) and not table.get("short"):
+        raise RecipeError(f"{paths[0]}: has no schedule shorter than its own; leave --schedule short out")
     found: dict[str, Wanted] = {}
     for wanted in itertools.chain.from_iterable(_expand(path, short, overrides) for path in paths):
         earlier = found.get(wanted.identity)
@@ -117,12 +128,21 @@ def _read(path: Path) -> dict[str, Any]:
     return table
 
 
-def _check(table: Mapping[str, Any], known: Mapping[str, type], where: str, required: tuple[str, ...]) -> None:
+def _check(table: Mapping[str, Any], known: Mapping[str, tuple], where: str, required: tuple[str, ...]) -> None:
     for key, value in table.items():
         if key not in known:
             raise RecipeError(f"{where}: unknown key {key}; allowed are {', '.join(known)}")
-        if not isinstance(value, known[key]):
-            raise RecipeError(f"{where}: {key} must be a {known[key].__name__}, not {value!r}")
+        kind, inner = known[key]
+        if not _is(value, kind):
+            raise RecipeError(f"{where}: {key} must be a {_WORDS[kind]}, not {value!r}")
+        for item in () if inner is None else value.values() if kind is dict else value:
+            if not _is(item, inner):
+                raise RecipeError(f"{where}: {key} holds {item!r}, which is no {_WORDS[inner]}")
     for key in required:
         if key not in table:
             raise RecipeError(f"{where}: key {key} is missing")
+
+
+def _is(value: Any, kind: type) -> bool:
+    """TOML knows true from 1; a whole number will do as a number."""
+    return isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)

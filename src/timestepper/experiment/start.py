@@ -59,8 +59,8 @@ def _run(recipe: Recipe, name: str, folder: RunDirectory | None, signals: Signal
 
 
 def is_finished(recipe: Recipe, path: Path) -> bool:
-    """Whether a run directory holds this very recipe, trained to its end."""
-    if (read_status(path) or {}).get("state") != "finished":
+    """Whether a run directory holds this very recipe, trained to its end, and its record."""
+    if (read_status(path) or {}).get("state") != "finished" or not (path / record.RECORD).exists():
         return False
     try:
         return not differences(loads((path / RECIPE).read_text(), str(path / RECIPE)), recipe)

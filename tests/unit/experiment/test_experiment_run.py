@@ -180,8 +180,38 @@ def test_what_is_measured_is_proposition_1_and_is_measured_once(run, tmp_path):
     )
     content = record.read(run)
     content["stability"]["blocks"] = ["as it was"]
-    record.write(content, run / "record.json")
+    record.write(record.signed(content), run / "record.json")
     assert complete(run, tmp_path / "results", ["stability"])["stability"]["blocks"] == ["as it was"]
+
+
+@pytest.mark.parametrize("damage", ["edited", "[1]", "{}", '{"schema": 1', "[" * 100_000])
+def test_a_record_that_is_not_as_it_was_written_gets_no_new_checksum(run, tmp_path, damage):
+    path = run / "record.json"
+    if damage == "edited":
+        damage = path.read_text().replace('"seed": 0', '"seed": 7', 1)
+    path.write_text(damage)
+    for use in (lambda: complete(run, tmp_path / "results", ["stability"]), lambda: record.publish(run, tmp_path)):
+        with pytest.raises(RecordError, match=r"record\.json: (changed since|not readable).*remove it") as caught:
+            use()
+        assert "\n" not in str(caught.value)
+    assert list(tmp_path.glob("**/*.json")) == list(run.glob("**/*.json"))
+    assert path.read_text() == damage
+
+
+def test_a_record_that_was_removed_is_made_again_from_the_last_checkpoint(run):
+    before = (run / "record.json").read_bytes()
+    (run / "record.json").unlink()
+    assert "going on at step 10 of 10" in call("train", "smoke/digits-lstm", *TINY, "--run-dir", run)
+    assert (run / "record.json").read_bytes() == before
+
+
+def test_a_record_names_every_commit_that_had_a_part_in_it(run, monkeypatch):
+    first = record.read(run)["commit"]
+    assert record.read(run)["commits"] == {first: 10}
+    monkeypatch.setattr(record, "commit", lambda: "another")
+    call("train", "smoke/digits-lstm", *TINY, "run.epochs=3", "--run-dir", run, "--override")
+    made = record.read(run)
+    assert (made["commit"], made["commits"]) == ("another", {first: 10, "another": 15})
 
 
 def test_a_half_run_has_no_record(run):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 
 import pytest
@@ -187,3 +188,34 @@ def test_a_page_that_cannot_be_written_is_one_line(tmp_path, out):
     assert f"{out}: " in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "page.md").exists()  # the tables would have taken the place of the page
+
+
+def test_a_run_whose_record_was_edited_is_named_and_the_others_go_on(folder, done, tmp_path):
+    (tmp_path / "mini.toml").write_text(SET)
+    shutil.copytree(folder / "runs", tmp_path / "runs")
+    edited, *others = sorted((tmp_path / "runs").glob("*/record.json"))
+    edited.write_text(edited.read_text().replace('"top5_error": 0', '"top5_error": 1', 1))
+    result = run(tmp_path, "reproduce", "mini.toml")
+    assert result.returncode == 1
+    (told,) = result.stderr.splitlines()
+    assert f"{edited.parent.name}/record.json: changed since the run wrote it" in told
+    assert len(list((tmp_path / "results").glob("*.json"))) == len(others) == 3
+    edited.unlink()
+    assert run(tmp_path, "reproduce", "mini.toml").returncode == 0
+    assert len(list((tmp_path / "results").glob("*.json"))) == 4
+
+
+def test_results_that_cannot_be_written_cost_no_training(tmp_path):
+    (tmp_path / "mini.toml").write_text(SET)
+    (tmp_path / "file").touch()
+    result = run(tmp_path, "reproduce", "mini.toml", "--results", "file/results")
+    assert result.returncode == 2
+    assert "file/results" in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_broken_claim_is_named_where_only_the_counts_are_listed(tmp_path):
+    (tmp_path / "claims").mkdir()
+    (tmp_path / "claims/table1.toml").write_text("nonsense")
+    result = run(tmp_path, "reproduce", "counts", "--list", "--claims", "claims")
+    assert "table1.toml" in result.stderr

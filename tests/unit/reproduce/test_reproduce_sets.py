@@ -26,9 +26,13 @@ hours = 0.5
 
 
 @pytest.mark.parametrize("name", names())
-@pytest.mark.parametrize("short", [False, True])
-def test_every_shipped_set_loads(name, short):
-    assert all(wanted.sets == (name,) for wanted in open_sets(name, short=short))
+def test_every_shipped_set_loads(name):
+    assert all(wanted.sets == (name,) for wanted in open_sets(name))
+
+
+@pytest.mark.parametrize("name", [name for name, path in names().items() if path.parent.name == "paper"])
+def test_every_set_of_the_paper_has_a_short_schedule(name):
+    assert all(wanted.sets == (name,) for wanted in open_sets(name, short=True))
 
 
 def test_every_table_and_figure_has_a_set():
@@ -162,7 +166,12 @@ def test_all_is_the_paper_s_and_sets_add_up_what_they_measure(tmp_path, monkeypa
     ("before", "after", "complaint"),
     [
         ("seeds =", "seed =", "unknown key seed; allowed are set, title, seeds"),
-        ("hours = 0.5", 'hours = "long"', "train 1: hours must be a float"),
+        ("hours = 0.5", 'hours = "long"', "train 1: hours must be a number"),
+        ("hours = 0.5", "hours = true", "train 1: hours must be a number"),
+        ("hours = 0.5", "hours = 0.5\noverrides = [3]", "train 1: overrides holds 3, which is no text"),
+        ('["none", "lstm"]', '"lstm"', "train 1: vary holds 'lstm', which is no list"),
+        ("seeds = [0, 1]", 'seeds = ["0"]', "seeds holds '0', which is no whole number"),
+        (MINI[MINI.index("[[train]]") :], "train = [1]", "train holds 1, which is no table"),
         ('base = "smoke/digits"\n', "", "train 1: key base is missing"),
         ('["noise"]', '["nosie"]', "measure 'nosie' is not known; allowed are noise, stability"),
         ('"controller.kind"', '"controller.knd"', "unknown key controller.knd"),
@@ -175,6 +184,19 @@ def test_a_mistake_in_a_set_is_named(tmp_path, before, after, complaint):
     with pytest.raises(RecipeError) as error:
         open_sets(str(path))
     assert complaint in str(error.value)
+
+
+def test_a_whole_number_of_hours_will_do(tmp_path):
+    (tmp_path / "mini.toml").write_text(MINI.replace("hours = 0.5", "hours = 2"))
+    assert {wanted.hours for wanted in open_sets(str(tmp_path / "mini.toml"))} == {2}
+
+
+def test_a_set_without_a_shorter_schedule_does_not_pretend_to_have_one():
+    assert {wanted.recipe.run.epochs for wanted in open_sets("baseline")} == {300, 120}
+    with pytest.raises(RecipeError, match=r"baseline\.toml: has no schedule shorter than its own"):
+        open_sets("baseline", short=True)
+    assert open_sets("table1", short=True) == []  # there is nothing to train
+    assert {wanted.recipe.run.epochs for wanted in open_sets("all", short=True)} == {120, 30}
 
 
 def test_an_unknown_set_lists_the_known_ones():
