@@ -158,5 +158,10 @@ def _container(path: str) -> str:
     return path.rpartition(".")[0]
 
 
+def downsampled(block: nn.Module) -> str | None:
+    """The shortcut of a block as timm and torchvision build them."""
+    return "downsample" if block.downsample is not None else None
+
+
 def _dotted(block: type[nn.Module]) -> str:
     return f"{block.__module__}.{block.__qualname__}"

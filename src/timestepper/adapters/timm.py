@@ -2,18 +2,18 @@
 
 from torch import nn
 
-from timestepper.adapters.base import Branch, register
+from timestepper.adapters.base import Branch, downsampled, register
 from timestepper.errors import UnknownNameError, UnsupportedSiteError
 
 
 @register("timm.models.resnet.BasicBlock")
 def basic_block(block: nn.Module) -> Branch:
-    return Branch(convs=("conv1", "conv2"), last=("bn2",), gate=_gate(block), shortcut=_shortcut(block), reduction=4)
+    return Branch(convs=("conv1", "conv2"), last=("bn2",), gate=_gate(block), shortcut=downsampled(block), reduction=4)
 
 
 @register("timm.models.resnet.Bottleneck")
 def bottleneck(block: nn.Module) -> Branch:
-    return Branch(convs=("conv1", "conv3"), last=("bn3",), gate=_gate(block), shortcut=_shortcut(block), reduction=8)
+    return Branch(convs=("conv1", "conv3"), last=("bn3",), gate=_gate(block), shortcut=downsampled(block), reduction=8)
 
 
 def _gate(block: nn.Module) -> str | None:
@@ -26,10 +26,6 @@ def _gate(block: nn.Module) -> str | None:
             "timm's SEModule (without add_maxpool) only; use a model without attention or with squeeze-excite"
         )
     return "se.fc1"
-
-
-def _shortcut(block: nn.Module) -> str | None:
-    return "downsample" if block.downsample is not None else None
 
 
 def create(name: str, **options) -> nn.Module:

@@ -2,22 +2,18 @@
 
 from torch import nn
 
-from timestepper.adapters.base import Branch, register
+from timestepper.adapters.base import Branch, downsampled, register
 from timestepper.errors import UnknownNameError
 
 
 @register("torchvision.models.resnet.BasicBlock")
 def basic_block(block: nn.Module) -> Branch:
-    return Branch(convs=("conv1", "conv2"), last=("bn2",), shortcut=_shortcut(block), reduction=4)
+    return Branch(convs=("conv1", "conv2"), last=("bn2",), shortcut=downsampled(block), reduction=4)
 
 
 @register("torchvision.models.resnet.Bottleneck")
 def bottleneck(block: nn.Module) -> Branch:
-    return Branch(convs=("conv1", "conv3"), last=("bn3",), shortcut=_shortcut(block), reduction=8)
-
-
-def _shortcut(block: nn.Module) -> str | None:
-    return "downsample" if block.downsample is not None else None
+    return Branch(convs=("conv1", "conv3"), last=("bn3",), shortcut=downsampled(block), reduction=8)
 
 
 def create(name: str, num_classes: int = 1000, in_chans: int = 3) -> nn.Module:

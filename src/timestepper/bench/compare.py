@@ -16,6 +16,7 @@ from timestepper.bench.inference import Inference
 from timestepper.bench.timing import Timing, interleaved
 from timestepper.bench.training import Case, TrainingStep, forget, runtime
 from timestepper.errors import first_line
+from timestepper.inspection import count_parameters
 
 MODES_ON = {"cuda": ("eager", "graph", "compiled+graph"), "cpu": ("eager",)}
 
@@ -106,8 +107,8 @@ def _training(settings: Settings, variant: str, plain: TrainingStep, case: Case)
         "first_step_ratio": step.first_seconds / plain.first_seconds,
         "peak_bytes": step.peak_bytes,
         "peak_ratio": step.peak_bytes / plain.peak_bytes if plain.peak_bytes else None,
-        "parameters": _count(step.model),
-        "parameters_ratio": _count(step.model) / _count(plain.model),
+        "parameters": count_parameters(step.model),
+        "parameters_ratio": count_parameters(step.model) / count_parameters(plain.model),
     }
 
 
@@ -120,7 +121,11 @@ def _inference(settings: Settings, variant: str, plain: Inference, case: Case) -
     if folded is not None:
         _forget_compiled(case)
         after = _beside(settings, plain, Inference(folded, case))
-        row |= {"folded_ms": asdict(after.ms), "folded_ratio": asdict(after.ratio), "folded_parameters": _count(folded)}
+        row |= {
+            "folded_ms": asdict(after.ms),
+            "folded_ratio": asdict(after.ratio),
+            "folded_parameters": count_parameters(folded),
+        }
     return row
 
 
@@ -141,10 +146,6 @@ def _distances(result: dict) -> None:
         for row in rows.values():
             if "train_ms" in row:
                 row["times_floor"] = row["train_ms"]["median"] / result["floor"]["ms"]
-
-
-def _count(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _reason(error: Exception) -> str:

@@ -24,7 +24,10 @@ class Schedule(StrEnum):
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help="fig1, table1 … table6, fig3 … fig5, counts, all, ablation56, depth")],
+    name: Annotated[
+        str,
+        typer.Argument(help="fig1, fig3 … fig5, table1 … table6, all; counts; ablation56 and other studies; a file"),
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value …", show_default=False)] = None,
     list_only: Annotated[bool, typer.Option("--list", help="show what is done and what is missing, and stop")] = False,
     schedule: Annotated[Schedule, typer.Option(help="short: fewer epochs, marked as such everywhere")] = Schedule.paper,
@@ -49,6 +52,8 @@ def reproduce(
 
     if jobs > 1 and "RANK" in os.environ:
         raise RecipeError("--jobs trains several runs in one process; start it without torchrun, or leave --jobs out")
+    if name == "counts" and overrides:
+        raise RecipeError(f"counts trains nothing, so {' '.join(overrides)} would change nothing; leave it out")
     found_claims, problems = report.load_claims(claims or FOLDER)
     records, damaged = report.load_records(results)
     steps: list[Step] = []

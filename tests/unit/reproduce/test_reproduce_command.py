@@ -219,3 +219,9 @@ def test_a_broken_claim_is_named_where_only_the_counts_are_listed(tmp_path):
     (tmp_path / "claims/table1.toml").write_text("nonsense")
     result = run(tmp_path, "reproduce", "counts", "--list", "--claims", "claims")
     assert "table1.toml" in result.stderr
+
+
+def test_counts_take_no_overrides(tmp_path):
+    result = run(tmp_path, "reproduce", "counts", "run.epochs=3", "--list")
+    assert result.returncode == 2
+    assert "run.epochs=3 would change nothing" in result.stderr
