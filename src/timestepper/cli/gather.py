@@ -1,12 +1,13 @@
 """What the commands ``reproduce`` and ``report`` have in common: everything that a table or the page is made of."""
 
+import functools
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from timestepper.errors import TimestepperError
 from timestepper.report import Computed, Pending, groups, names
-from timestepper.report.claims import Claims
+from timestepper.report.claims import Claim, Claims
 from timestepper.report.counts import wanted
 from timestepper.report.tables import Table
 
@@ -22,7 +23,7 @@ def compute(claims: Claims) -> Computed:
     """
     from timestepper.experiment.counts import measure, structures
 
-    shaped = {structure.model for claim in claims.values() for structure in claim.structure}
+    shaped = _shaped(claims.values())
     counted: dict[str, Any] = {}
     shapes: dict[str, Any] = {}
     pairs = wanted(claims)
@@ -31,8 +32,18 @@ def compute(claims: Claims) -> Computed:
             counted |= measure(pair for pair in pairs if pair[0] == model)
             shapes |= structures({model} & shaped)
         except TimestepperError as error:
-            warn([f"not counted: {error}"])
+            warn([f"{_named_in(model, claims)}: not counted: {error}"])
     return Computed(counted, shapes, solutions())
+
+
+def _named_in(model: str, claims: Claims) -> str:
+    """The claim files that name a network."""
+    models = {name: _shaped([claim]) | {pair[0] for pair in wanted({name: claim})} for name, claim in claims.items()}
+    return ", ".join(f"{name}.toml" for name, found in models.items() if model in found)
+
+
+def _shaped(claims: Iterable[Claim]) -> set[str]:
+    return {structure.model for claim in claims for structure in claim.structure}
 
 
 def solutions() -> dict[str, dict]:
@@ -62,12 +73,24 @@ def pending(steps: Iterable["Step"], claims: Claims) -> list[Pending]:
 
 
 def describe(recipe: "Recipe", claims: Claims) -> str:
-    """Network, data, controller and schedule of a run, in words; a schedule that is not the paper's is marked."""
+    """Network, data, controller and schedule of a run, in words, and what else is not as usual: ``precision tf32``."""
     from timestepper.experiment.load import as_dict
 
+    table = as_dict(recipe)
+    task = groups.task_from(table)
     parts = [names.model_name(recipe.model.name), names.data_name(recipe.data.name)]
-    parts.append(names.subject_name(groups.subject_of(as_dict(recipe))))
-    return ", ".join([*parts, groups.schedule_label(groups.task_from(as_dict(recipe)), claims)[0]])
+    parts.append(names.subject_name(groups.subject_of(table)))
+    extra = groups.conditions_apart(task, _usual(recipe.data.name))
+    return ", ".join([*parts, groups.how(task, claims, extra)])
+
+
+@functools.cache
+def _usual(data: str) -> groups.Task:
+    """The conditions of the shipped recipe for some images, the paper's where it has them."""
+    from timestepper.experiment.load import as_dict, load
+
+    folder = "paper" if data in names.PAPER_DATA else "smoke"
+    return groups.task_from(as_dict(load(f"{folder}/{data}")))
 
 
 def warn(problems: Sequence[str]) -> None:

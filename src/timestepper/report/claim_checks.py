@@ -1,17 +1,25 @@
 """What the types of a claim file leave open: a mistyped name would else be a statement that stays "not yet run"."""
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from timestepper.errors import RecordError
-from timestepper.report.names import DATA, SUBJECT, model_name
+from timestepper.report.names import DATA, SUBJECT, model_name, spelled
 
 if TYPE_CHECKING:
-    from timestepper.report.claims import Claim, Row, Statement, Steps
+    from timestepper.report.claims import Claim, Row, Schedule, Statement, Steps, Structure
 
 COUNTS = ("parameters_train", "parameters_inference", "gflops_train", "gflops_inference")
+FORMULAS = ("independent", "two_fc", "lstm")  # controllers that Table 1 has one for
 SOLUTIONS = ("large", "small", "rkf")
+NOISE_LEVELS = tuple(level / 10 for level in range(11))  # that records have
+AUGMENTS = ("none", "shift", "crop_flip", "resized_crop")
+SETTINGS = {  # of a recipe, by its part, that a schedule may name
+    "optimiser": ("lr", "momentum", "nesterov", "weight_decay"),
+    "schedule": ("law", "milestones", "every", "factor", "warmup_epochs"),
+}
 _RUN_FIGURES = ("test_error", "mean_test_error", "noise_error", "noise_loss", "noise_loss_rise")
 # For every check the quantities that it can look at and the keys that it cannot do without.
 _CHECKS = {
@@ -30,18 +38,48 @@ def check(claim: "Claim", path: str) -> None:
     """A message that names the file, and the statement or the line of the table, for the first mistake."""
     for row in claim.row:
         _one_of(row.paper, ("test_error", *COUNTS), f"{path}: paper of {row.label}: key")
+        _within(row.paper.get("test_error"), 100.0, f"{path}: paper of {row.label}: test_error")
     lines: tuple[Row | Steps, ...] = (*claim.row, *claim.steps)
     for line in lines:
         _place({"data": line.data, "model": line.model}, f"{path}: {line.label}:")
         _subject(line.controller, f"{path}: {line.label}:")
     for formula in claim.formula:
-        _subject(formula.controller, f"{path}: {formula.label}:")
-    for stage in claim.structure:
-        _models([stage.model], f"{path}: {stage.label}:")
+        _one_of([formula.controller], FORMULAS, f"{path}: {formula.label}: controller")
+    _blocks(claim.steps, path)
+    for number, stage in enumerate(claim.structure, 1):
+        _structure(stage, f"{path}: structure {number} ({stage.label}):")
     for schedule in claim.schedule:
-        _place({"data": schedule.data}, f"{path}: schedule:")
+        _schedule(schedule, path)
     for statement in claim.statement:
         _statement(statement, f"{path}: statement {statement.id}:")
+
+
+def _blocks(lines: "Sequence[Steps]", path: str) -> None:
+    """Names of blocks such as C-5_3, the same in every line of the table."""
+    for line in lines:
+        for block in line.paper:
+            if not re.fullmatch(r"C-[2-9]_[1-9]\d*", block):
+                raise RecordError(f"{path}: paper of {line.label}: block {block!r} is not known; write it as C-3_1")
+        odd = sorted(line.paper.keys() ^ lines[0].paper.keys())
+        if odd:
+            raise RecordError(f"{path}: paper of {lines[0].label} and {line.label}: only one has {', '.join(odd)}")
+
+
+def _structure(stage: "Structure", where: str) -> None:
+    _models([stage.model], where)
+    pairs = {"input": stage.input, "gates": stage.gates, "output": stage.output}
+    pairs |= {f"convolutions[{number}]": layer for number, layer in enumerate(stage.convolutions, 1)}
+    for name, pair in pairs.items():
+        if len(pair) != 2:
+            raise RecordError(f"{where} {name} must be two numbers, not {list(pair)}")
+
+
+def _schedule(schedule: "Schedule", path: str) -> None:
+    _place({"data": schedule.data}, f"{path}: schedule:")
+    where = f"{path}: schedule of {schedule.data}:"
+    _one_of([] if schedule.augment is None else [schedule.augment], AUGMENTS, f"{where} augment")
+    for part, known in SETTINGS.items():
+        _one_of(schedule.settings[part], known, f"{where} {part}: key")
 
 
 def _statement(statement: "Statement", where: str) -> None:
@@ -56,6 +94,11 @@ def _statement(statement: "Statement", where: str) -> None:
     for key in keys:
         if getattr(statement, key) in (None, (), {}):
             raise RecordError(f"{where} key {key} is missing")
+    for key in ("gain", "margin"):
+        _within(getattr(statement, key), 100.0, f"{where} {key}")
+    for level in statement.noise:
+        if not any(math.isclose(level, known) for known in NOISE_LEVELS):
+            raise RecordError(f"{where} noise {level:g} is never measured; levels are 0, 0.1 … 1")
     for key in ("low", "high", "group"):
         _compared(getattr(statement, key), statement.quantity == "solution", f"{where} {key}")
     for place in (*statement.on, *statement.stand_in):
@@ -92,7 +135,15 @@ def _models(names: Iterable[str], where: str) -> None:
 def _subject(name: str, where: str) -> None:
     if not re.fullmatch(SUBJECT, name):
         kinds = "plain, lstm, two_fc, independent, fixed(0.01)"
-        raise RecordError(f"{where} controller {name!r} is not known; allowed are {kinds}")
+        more = "last norm starts at 0.5, reduction 4, descriptor visible, descriptor gradient false, weight decay 0.1"
+        raise RecordError(f"{where} controller {name!r} is not known; allowed are {kinds}, and then in order {more}")
+    if spelled(name) != name:
+        raise RecordError(f"{where} controller {name!r} must be written {spelled(name)!r}")
+
+
+def _within(value: float | None, most: float, where: str) -> None:
+    if value is not None and not 0 <= value <= most:  # which is so for "not a number" too
+        raise RecordError(f"{where} must be a number from 0 to {most:g}, not {value:g}")
 
 
 def _one_of(values: Iterable[str], allowed: tuple[str, ...], where: str) -> None:

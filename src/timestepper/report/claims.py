@@ -62,17 +62,22 @@ class Structure:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the paper trains on a data set; ``optimiser`` and ``schedule`` are settings of these parts of a recipe."""
+    """How the paper trains on a data set; ``optimiser`` and ``schedule`` are settings of these parts of a recipe.
+
+    ``augment`` is the recipe's ``data.augment``; without it any will do.
+    """
 
     data: str
     epochs: int
     batch_size: int
+    augment: str | None = None
     optimiser: dict[str, Any] = field(default_factory=dict)
     schedule: dict[str, Any] = field(default_factory=dict)
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
-        return {"optimiser": self.optimiser, "schedule": self.schedule}
+        data = {} if self.augment is None else {"augment": self.augment}
+        return {"data": data, "optimiser": self.optimiser, "schedule": self.schedule}
 
 
 @dataclass(frozen=True)
@@ -125,14 +130,27 @@ def load_claims(folder: Path = FOLDER) -> tuple[Claims, list[str]]:
     claims: Claims = {}
     problems = []
     files = sorted(folder.glob("*.toml"))
+    owners: dict[str, Path] = {}
     for path in files:
         try:
-            claims[path.stem] = read_claim(path)
+            claim = read_claim(path)
+            owners = _with_statements(owners, claim, path)
+            claims[path.stem] = claim
         except RecordError as error:
             problems.append(str(error))
     if not files:
         problems.append(f"{folder} holds no claim files (*.toml); give the folder with --claims")
     return claims, problems
+
+
+def _with_statements(owners: dict[str, Path], claim: Claim, path: Path) -> dict[str, Path]:
+    """The file of every statement by its id, with those of one more file; a second owner would hide the first."""
+    owners = dict(owners)
+    for statement in claim.statement:
+        if statement.id in owners:
+            raise RecordError(f"{path}: statement {statement.id}: {owners[statement.id]} has this id already")
+        owners[statement.id] = path
+    return owners
 
 
 def read_claim(path: Path) -> Claim:

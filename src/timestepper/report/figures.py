@@ -87,8 +87,8 @@ def comparison(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure 
         panels.append(Panel("", heading, drawing))
     caption = (
         "Test error of the last epoch less that of a plain network with the same seed. Points are means over seeds, "
-        "bars 95% intervals of the mean (Student's t), arrows lie beyond the axis. A bar that does not touch 0 is a "
-        "difference. A controller "
+        "bars 95% intervals of the mean (Student's t). An arrow ends a bar that goes on beyond the axis; a row without "
+        "a point has its mean there. A bar that does not touch 0 is a difference. A controller "
         "starts with half steps, so the plain network whose blocks start at half their size is the fair one to beat."
     )
     return Figure("comparison", "Who is better than the plain network?", caption, tuple(panels), ())
@@ -146,9 +146,8 @@ def _duels(
         points = [point for found in curves.values() for line in found for point in line]
         if not points:
             continue
-        positive = [y for _, y in points if y > 0] or [1.0]
         x = (min(x for x, _ in points), max(x for x, _ in points))
-        y = (min(positive) if log_y else min(0.0, *(y for _, y in points)), max(y for _, y in points))
+        y = _heights([y for _, y in points], log_y)
         others = [subject for subject in curves if subject != "plain"] or [""]
         for subject in others:
             plot = svg.Plot(x, y, x_label, y_label, log_y=log_y)
@@ -164,9 +163,17 @@ def _duels(
     return tuple(panels)
 
 
+def _heights(values: Sequence[float], log: bool) -> tuple[float, float]:
+    """The ends of the vertical axis. Zeros lie below any logarithmic one, so curves of nothing else get 1 to 1."""
+    low = min((value for value in values if value > 0), default=1.0) if log else min(0.0, *values)
+    return low, max(low, *values)
+
+
 def draw(plot: svg.Plot, curves: list[Curve], css: str, name: str) -> str:
-    """A mean line in its range; says in words where it starts and ends."""
+    """A mean line in its range; says in words where it starts and ends, or that the seeds share no point to draw."""
     shared = [x for x, _ in curves[0] if all(any(other == x for other, _ in curve) for curve in curves)]
+    if not shared:
+        return f"{name}: no point that all seeds have"
     values = {x: [dict(curve)[x] for curve in curves] for x in shared}
     mean = [(x, math.fsum(v) / len(v)) for x, v in values.items()]
     if len(curves) > 1:

@@ -165,14 +165,17 @@ def condition_labels(tasks: Iterable[Task]) -> dict[Task, str]:
     alike: dict[tuple, Counter[Task]] = defaultdict(Counter)
     for task in tasks:
         alike[task.data, task.model, task.epochs, task.batch_size][task] += 1
-    labels = {}
+    labels: dict[Task, str] = {}
     for same in alike.values():
-        usual = _flat(json.loads(same.most_common(1)[0][0].conditions))
-        for task in same:
-            settings = _flat(json.loads(task.conditions))
-            differing = [key for key in settings if settings[key] != usual.get(key)]
-            labels[task] = ", ".join(_words(key, settings[key]) for key in differing)
+        usual = same.most_common(1)[0][0]
+        labels |= {task: conditions_apart(task, usual) for task in same}
     return labels
+
+
+def conditions_apart(task: Task, usual: Task) -> str:
+    """The conditions of a task that are not the usual ones: ``precision tf32``."""
+    settings, others = (_flat(json.loads(conditions)) for conditions in (task.conditions, usual.conditions))
+    return ", ".join(_words(key, value) for key, value in settings.items() if value != others.get(key))
 
 
 def _words(key: str, value: Any) -> str:

@@ -4,7 +4,14 @@ import re
 
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet": "ImageNet", "digits": "digits"}
 PAPER_DATA = ("cifar10", "cifar100", "imagenet")
-SUBJECT = r"(plain|lstm|two_fc|independent|fixed\(\d+(\.\d+)?\))(, .+)?"
+NUMBER = r"\d+(\.\d+)?(e-\d+)?"
+# What groups.subject_of writes, options in its order; a plain network has none of a controller's.
+SUBJECT = (
+    r"(?!plain.*, (reduction|descriptor|weight))"
+    rf"(plain|lstm|two_fc|independent|fixed\({NUMBER}\))"
+    rf"(, last norm starts at (?!1(,|$)){NUMBER})?"
+    rf"(, reduction [1-9]\d*)?(, descriptor visible)?(, descriptor gradient false)?(, weight decay {NUMBER})?"
+)
 _FAMILIES = {
     "resnet": "ResNet",
     "densenet": "DenseNet",
@@ -24,6 +31,13 @@ def model_name(model: str) -> str:
     if found is None or found[1] not in _FAMILIES:
         return model
     return _FAMILIES[found[1]] + (f"-{found[2]}" if found[2] else "")
+
+
+def spelled(subject: str) -> str:
+    """A subject with its numbers as ``groups.subject_of`` writes them: ``fixed(0.01)``, never ``fixed(0.010)``."""
+    start, decay, rest = subject.partition(", weight decay ")
+    start = re.sub(rf"(?<=\(){NUMBER}|(?<= at ){NUMBER}", lambda found: f"{float(found[0]):g}", start)
+    return start + decay + (str(float(rest)) if decay else "")
 
 
 def subject_name(subject: str) -> str:

@@ -161,7 +161,7 @@ def _first_figure(computed: Computed) -> tuple[Figure, ...]:
 
 def _paper_tables(claims: Claims, groups: Sequence[Group], label: Callable[[Task], str]) -> list[Table]:
     made = [results.paper_table(claim, groups, label) for claim in claims.values() if claim.row]
-    return made + [results.steps_table(claim, groups) for claim in claims.values() if claim.steps]
+    return made + [results.steps_table(claim, groups, label) for claim in claims.values() if claim.steps]
 
 
 def _count_tables(claims: Claims, computed: Computed) -> list[Table]:

@@ -78,6 +78,13 @@ def read_records(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
 def read_record(path: Path) -> Record:
     """One record, whole, untouched and finished."""
     try:
+        return _read(path)
+    except RecursionError:
+        raise RecordError(f"{path}: nested too deeply to be a record; restore the file or run it again") from None
+
+
+def _read(path: Path) -> Record:
+    try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise RecordError(f"{path}: not readable as JSON ({error}); restore the file or run it again") from None

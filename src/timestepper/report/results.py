@@ -85,8 +85,8 @@ def _seeds(count: int) -> str:
     return "1 seed" if count == 1 else f"{count} seeds"
 
 
-def steps_table(claim: Claim, groups: Sequence[Group]) -> Table:
-    """Table 4: the paper's step sizes beside ours, block by block."""
+def steps_table(claim: Claim, groups: Sequence[Group], label: Label) -> Table:
+    """Table 4: the paper's step sizes beside ours, block by block, a row for every task that was run."""
     blocks = list(claim.steps[0].paper)
     rows = []
     for line in claim.steps:
@@ -98,7 +98,7 @@ def steps_table(claim: Claim, groups: Sequence[Group]) -> Table:
         ]
         for group in found:
             cells = (_block_cell(group, block) for block in blocks)
-            rows.append((Cell(f"{line.label}, measured, {_seeds(len(group.runs))}"), *cells))
+            rows.append((Cell(f"{line.label}, measured: {label(group.task)}, {_seeds(len(group.runs))}"), *cells))
         if not found:
             rows.append((Cell(f"{line.label}, measured"), *(Cell(NOT_RUN, tone="quiet") for _ in blocks)))
     return Table(claim.name, f"{claim.place}: {claim.title}", ("Network", *blocks), tuple(rows))
@@ -110,17 +110,16 @@ def _block_cell(group: Group, block: str) -> Cell:
 
 
 def noise_table(groups: Sequence[Group], label: Label) -> Table | None:
-    """Test error at every noise level that all runs with a noise table share."""
+    """Test error at every noise level that any run was measured at; an empty cell where a group was not."""
     rows = []
-    levels: list[float] = []
+    levels = sorted({level for group in groups for r in group.runs.values() if r.noise for level in r.noise.levels})
     for group in groups:
         curves = [dict(quantities.noise_curve(record, "error")) for record in group.runs.values() if record.noise]
         if not curves:
             continue
-        levels = levels or list(curves[0])
-        shown = [interval(curve[level] for curve in curves if level in curve) for level in levels]
+        found = [[curve[level] for curve in curves if level in curve] for level in levels]
         name = f"{label(group.task)}: {subject_name(group.subject)}, {_seeds(len(curves))}"
-        rows.append((Cell(name), *(Cell(found.spread(1)) for found in shown)))
+        rows.append((Cell(name), *(Cell(interval(values).spread(1) if values else "") for values in found)))
     caption = "Test error in percent by standard deviation of the noise: mean ± standard deviation over seeds"
     return Table("noise-table", caption, ("Runs", *(f"{level:g}" for level in levels)), tuple(rows)) if rows else None
 

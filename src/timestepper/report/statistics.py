@@ -23,10 +23,9 @@ class Interval:
         return self.low is not None
 
     def spread(self, digits: int = 2) -> str:
-        """``6.92 ± 0.24``: mean and standard deviation."""
-        if self.deviation is None:
-            return f"{self.mean:.{digits}f}"
-        return f"{self.mean:.{digits}f} ± {self.deviation:.{digits}f}"
+        """``6.92 ± 0.24``: mean, with a real minus sign, and standard deviation."""
+        mean = signed(self.mean, digits).removeprefix("+")
+        return mean if self.deviation is None else f"{mean} ± {self.deviation:.{digits}f}"
 
     def bounds(self, digits: int = 2) -> str:
         """``[-2.41, -1.09]``, with a real minus sign."""

@@ -9,6 +9,8 @@ from timestepper.report.groups import Group, Task
 from timestepper.report.names import subject_name
 
 _COLUMNS = 48  # of a heat map over training
+_FLOAT = 690.0  # natural logarithm of about 10^300
+_LARGE = math.log(1e6)
 
 
 def step_sizes(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure | None:
@@ -60,13 +62,16 @@ def final_steps(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure
 def stability(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure | None:
     """The bound of Proposition 1 and measured growth, block by block, with the step sizes."""
     panels = []
+    cut = ""
     for group in groups:
         record = next((record for record in group.runs.values() if record.stability), None)
         if record is None or record.stability is None:
             continue
         found = record.stability
-        bound = [math.exp(value) for value in found.log_bound]
-        growth = [math.exp(max(values)) for values in zip(*found.log_growth.values(), strict=True)]
+        largest = [max(values) for values in zip(*found.log_growth.values(), strict=True)]
+        bound, growth = ([_factor(value) for value in logs] for logs in (found.log_bound, largest))
+        if max(map(abs, (*found.log_bound, *largest))) > _FLOAT:
+            cut = " A factor beyond 10^300 is drawn there."
         steps = list(found.step_sizes)
         values = [value for value in bound + growth + steps if value > 0]
         plot = svg.Plot((1, len(bound)), (min(values), max(values)), "block", "factor", log_y=True)
@@ -75,17 +80,27 @@ def stability(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure |
         if steps:
             plot.line(list(enumerate(steps, 1)), "quiet")
         heading = f"{subject_name(group.subject)}, seed {record.seed}"
-        text = f"Bound {min(bound):.2f} to {max(bound):.2f}, measured growth {min(growth):.2f} to {max(growth):.2f}"
-        panels.append(
-            Panel(label(group.task), heading, plot.svg(f"Stability bound and measured growth, {heading}", text))
-        )
+        text = f"Bound {_in_words(found.log_bound)}, measured growth {_in_words(largest)}"
+        title = f"Stability bound and measured growth, {label(group.task)}: {heading}"
+        panels.append(Panel(label(group.task), heading, plot.svg(title, text)))
     caption = (
         "Per block: the factor of Proposition 1 with the real operators, the largest measured growth of a small "
         "perturbation, and the mean step size. Norms are power iteration's, from below, until ten rounds add less "
-        "than 0.01 %; the measured growth can never exceed the bound with the exact ones."
+        f"than 0.01 %; the measured growth can never exceed the bound with the exact ones.{cut}"
     )
     legend = (("plain", "bound"), ("stepped", "measured growth"), ("quiet", "step size"))
     return Figure("stability", "Bound and measured growth", caption, tuple(panels), legend) if panels else None
+
+
+def _factor(log: float) -> float:
+    """A factor by its natural logarithm; one that a float cannot hold is drawn at the edge of what it can."""
+    return math.exp(min(max(log, -_FLOAT), _FLOAT))
+
+
+def _in_words(logs: Sequence[float]) -> str:
+    """The smallest and the largest factor: ``0.97 to 1.84``, as powers of ten where they are large."""
+    ends = (min(logs), max(logs))
+    return " to ".join(f"{math.exp(log):.2f}" if log < _LARGE else f"10^{log / math.log(10):.0f}" for log in ends)
 
 
 def initial_value_problem(solutions: dict) -> Figure:

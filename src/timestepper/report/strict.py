@@ -49,7 +49,10 @@ def convert(value: Any, wanted: Any, where: str) -> Any:
     if dataclasses.is_dataclass(wanted):
         return build(typing.cast(type, wanted), value, where)
     if wanted is float and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise RecordError(f"{where} must be a number that a float can hold") from None
     if wanted is not Any and type(value) is not wanted:
         names = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table"}
         raise RecordError(f"{where} must be {names.get(wanted, wanted)}, not {value!r}")

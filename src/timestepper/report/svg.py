@@ -102,7 +102,7 @@ def forest(
 ) -> str:
     """Differences with their intervals, one under the other, and a line at zero. Rows: label, mean, low, high.
 
-    What lies beyond the ends is cut off there; a mean beyond them is an arrow.
+    What lies beyond the ends is cut off there: a bar ends in an arrow, and a mean beyond them is a larger one.
     """
     span = _widen(ends, False)
     pitch, top = 40, 6
@@ -123,15 +123,20 @@ def forest(
         parts.append(f'<text class="row" x="10" y="{y - 11}">{escape(label)}</text>')
         if low is not None and high is not None and low <= span[1] and high >= span[0]:
             parts.append(f'<line class="whisker" x1="{place(low):.1f}" x2="{place(high):.1f}" y1="{y}" y2="{y}"/>')
-        x = place(mean)
+            cut = [end for end, is_cut in ((low, low < span[0] <= mean), (high, mean <= span[1] < high)) if is_cut]
+            parts += [_arrow(place(end), y, 4 if end > mean else -4, "cut") for end in cut]
         if span[0] <= mean <= span[1]:
-            parts.append(f'<circle class="dot stepped" cx="{x:.1f}" cy="{y}" r="4.5"/>')
+            parts.append(f'<circle class="dot stepped" cx="{place(mean):.1f}" cy="{y}" r="4.5"/>')
         else:
-            back = x + (-11 if mean > span[1] else 11)
-            arrow = f"{x:.1f},{y} {back:.1f},{y - 6} {back:.1f},{y + 6}"
-            parts.append(f'<polygon class="dot stepped beyond" points="{arrow}"/>')
+            parts.append(_arrow(place(mean), y, 7 if mean > span[1] else -7, "beyond"))
     parts.append(f'<text class="axis middle" x="{WIDTH / 2}" y="{height - 6}">{escape(x_label)}</text>')
     return wrap(WIDTH, height, "".join(parts), title, text)
+
+
+def _arrow(x: float, y: float, size: int, css: str) -> str:
+    """An arrow head with its tip at x, to the right for a positive size."""
+    back = x - 1.8 * size
+    return f'<polygon class="dot stepped {css}" points="{x:.1f},{y} {back:.1f},{y - size} {back:.1f},{y + size}"/>'
 
 
 def wrap(width: int, height: int, inner: str, title: str, description: str) -> str:
@@ -144,10 +149,11 @@ def wrap(width: int, height: int, inner: str, title: str, description: str) -> s
 
 
 def _widen(span: Point, log: bool) -> Point:
-    """A span with room for the marks at its ends."""
+    """A span with room for the marks at its ends; never empty, and on a logarithmic axis above zero."""
     low, high = span
     if log:
-        return (low / 1.15, high * 1.15) if low > 0 else (high / 1e3, high * 1.15)
+        low = low if low > 0 else high / 1e3 if high > 0 else 1.0
+        return low / 1.15, max(low, high) * 1.15
     room = 0.04 * (high - low) or abs(high) * 0.1 or 1.0
     return (low - room if low != 0 else low, high + room)
 

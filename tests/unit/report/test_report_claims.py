@@ -1,7 +1,14 @@
+from dataclasses import replace
+
 import pytest
 
-from timestepper.report import load_claims
+from timestepper.cli.gather import compute
+from timestepper.experiment.load import as_dict, load, sections
+from timestepper.experiment.measure import NOISE_LEVELS
+from timestepper.experiment.schema import Recipe
+from timestepper.report import claim_checks, load_claims
 from timestepper.report.claims import FOLDER, read_claim
+from timestepper.report.groups import subject_of
 
 GOOD = """
 name = "good"
@@ -85,6 +92,23 @@ def test_appendix_b_follows_its_own_rules():
         ('check = "lower"', 'check = "trend"\ndirection = "rising"', "key over is missing"),
         ('check = "lower"', 'check = "trend"\nover = ["cifar/resnet8"]\ndirection = "up"', "direction 'up' is not"),
         ("on = [", 'over = ["cifar/resent8"]\non = [', "statement one: model 'cifar/resent8' is not known"),
+        ("test_error = 1.0", "test_error = 101.0", "paper of ResNet: test_error must be a number from 0 to 100"),
+        ("test_error = 1.0", "test_error = -1.0", "paper of ResNet: test_error must be a number from 0 to 100"),
+        ("on = [", "gain = -0.3\non = [", "statement one: gain must be a number from 0 to 100, not -0.3"),
+        ("on = [", "gain = nan\non = [", "statement one: gain must be a number from 0 to 100, not nan"),
+        ("on = [", "margin = -0.5\non = [", "statement one: margin must be a number from 0 to 100, not -0.5"),
+        ('"lstm"', '"fixed(0.010)"', "statement one: low controller 'fixed(0.010)' must be written 'fixed(0.01)'"),
+        ('"lstm"', '"lstm, weight decay 0"', "must be written 'lstm, weight decay 0.0'"),
+        ('"lstm"', '"lstm, descriptr visible"', "controller 'lstm, descriptr visible' is not known"),
+        ('"lstm"', '"lstm, descriptor mean"', "controller 'lstm, descriptor mean' is not known"),
+        ('"lstm"', '"plain, descriptor visible"', "controller 'plain, descriptor visible' is not known"),
+        ('"lstm"', '"lstm, last norm starts at 1"', "controller 'lstm, last norm starts at 1' is not known"),
+        (
+            'quantity = "test_error"',
+            'quantity = "noise_error"\nnoise = [0.1, 0.25]',
+            "statement one: noise 0.25 is never measured",
+        ),
+        ("[[statement]]", f"{STATEMENT}[[statement]]", "good.toml has this id already"),
         ("on = [", 'stand_in = [{ data = "digit" }]\non = [', "statement one: data 'digit' is not known"),
         (
             'check = "lower"\nquantity = "test_error"',
@@ -108,6 +132,91 @@ def test_a_mistake_is_named_and_the_other_files_still_count(tmp_path, before, af
     assert len(problems) == 1
     assert str(tmp_path / "good.toml") in problems[0]
     assert complaint in problems[0]
+
+
+def claims_with(tmp_path, name, before, after, count=1):
+    """All shipped claims, one of them changed in so many places."""
+    for path in FOLDER.glob("*.toml"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    text = (tmp_path / name).read_text()
+    assert before in text
+    (tmp_path / name).write_text(text.replace(before, after, count))
+    return load_claims(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "complaint"),
+    [
+        ("table4", '"C-3_1" = 0.510', '"C-3_2" = 0.510', "paper of TSC-50 and TSC-101: only one has C-3_1, C-3_2"),
+        ("table4", '"C-3_1" = 0.510', '"X" = 0.510', "paper of TSC-50: block 'X' is not known"),
+        ("table4", '"C-3_1" = 0.510', '"C-3_0" = 0.510', "paper of TSC-50: block 'C-3_0' is not known"),
+        ("table6", "gates = [32, 16]", "gates = [32]", "structure 1 (TSC-ResNet-34): gates must be two numbers"),
+        ("table6", "input = [2304, 32]", "input = [2304]", "structure 2 (TSC-ResNet-34): input must be two numbers"),
+        ("table6", "output = [16, 64]", "output = []", "structure 1 (TSC-ResNet-34): output must be two numbers"),
+        ("table6", "[[3, 64], ", "[[3, 64, 1], ", "structure 1 (TSC-ResNet-34): convolutions[1] must be two numbers"),
+        (
+            "table1",
+            '"two_fc"',
+            '"plain"',
+            "TSC_2fc: controller 'plain' is not known",
+        ),
+        ("training", "lr = 0.1", "lrr = 0.1", "schedule of imagenet: optimiser: key 'lrr' is not known"),
+        ("training", '"crop_flip"', '"crop_flp"', "schedule of cifar10: augment 'crop_flp' is not known"),
+        ("training", "every = 30", "evry = 30", "schedule of imagenet: schedule: key 'evry' is not known"),
+        ("table5", 'id = "table5-', 'id = "table4-depth"\n# ', "statement table4-depth: "),
+    ],
+)
+def test_a_mistake_in_a_shipped_file_is_named_and_the_others_still_count(tmp_path, name, before, after, complaint):
+    claims, problems = claims_with(tmp_path, f"{name}.toml", before, after)
+    assert {path.stem for path in FOLDER.glob("*.toml")} - set(claims) == {name}
+    (problem,) = problems
+    assert problem.startswith(f"{tmp_path / name}.toml: {complaint}")
+
+
+def test_what_a_schedule_may_name_is_what_a_recipe_has():
+    """The report reads claims without the schema, so the two lists must be kept alike; noise levels likewise."""
+    recipe = dict(sections(Recipe()))
+    assert {part: tuple(field.name for field, _ in recipe[part]) for part in ("optimiser", "schedule")} == (
+        claim_checks.SETTINGS
+    )
+    (augment,) = (field for field, _ in recipe["data"] if field.name == "augment")
+    assert augment.metadata["choices"] == claim_checks.AUGMENTS
+    assert claim_checks.NOISE_LEVELS == NOISE_LEVELS
+
+
+OPTIONS = {
+    "reduction": ("2",),
+    "descriptor": ("visible",),
+    "descriptor_gradient": ("false",),
+    "weight_decay": ("0", "0.00001", "5e-4"),
+}
+
+
+def test_every_subject_that_a_run_can_have_may_stand_in_a_claim(tmp_path):
+    fields = dict(sections(Recipe()))["controller"]
+    assert {field.name for field, _ in fields} == {"kind", "value", *OPTIONS}
+    starts = ((), ("model.last_norm_init=0",), ("model.last_norm_init=0.5",))
+    more = [[f"controller.{key}={value}" for value in values] for key, values in OPTIONS.items()]
+    options = [(), *((one,) for values in more for one in values), tuple(values[0] for values in more)]
+    kinds = [(f"controller.kind={kind}",) for kind in ("lstm", "two_fc", "independent")]
+    kinds += [("controller.kind=fixed", f"controller.value={value}") for value in (1, 0.01, 0.00002)]
+    stepped = [(*kind, *start, *option) for kind in kinds for start in starts for option in options]
+    for changes in (*(("controller.kind=none", *start) for start in starts), *stepped):
+        subject = subject_of(as_dict(load("paper/cifar10", list(changes))))
+        (tmp_path / "good.toml").write_text((GOOD + STATEMENT).replace('"lstm"', f'"{subject}"'))
+        assert read_claim(tmp_path / "good.toml").statement[0].low == {"controller": subject}
+
+
+def test_a_network_that_no_library_has_is_named_with_its_file(tmp_path, capsys):
+    claims, problems = claims_with(tmp_path, "table3.toml", "timm/resnet18", "timm/resnet188", count=-1)
+    assert not problems
+    claims = {"table1": claims["table1"], "table3": replace(claims["table3"], row=claims["table3"].row[:2])}
+    claims["table1"] = replace(claims["table1"], formula=())
+    assert compute(claims).counted == {}
+    warnings = capsys.readouterr().err.splitlines()
+    assert len(warnings) == 1
+    assert warnings[0].startswith("warning: table3.toml: not counted: ")
+    assert "resnet188" in warnings[0]
 
 
 def test_a_sound_file_is_read(tmp_path):

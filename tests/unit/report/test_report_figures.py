@@ -103,6 +103,29 @@ def test_an_arrow_points_away_from_the_axis(mean, tip):
     assert all((x - tip) * mean < 0 for x in back)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "tips"),
+    [
+        (-0.5, 0.5, []),
+        (-5.0, 0.5, [10.0]),
+        (-0.5, 5.0, [svg.WIDTH - 10.0]),
+        (-5.0, 5.0, [10.0, svg.WIDTH - 10.0]),
+    ],
+)
+def test_every_cut_end_of_a_bar_is_an_arrow(low, high, tips):
+    drawn = svg.forest([("label", 0.2, low, high)], (-1.0, 1.0), "x", "title", "text")
+    heads = re.findall(r'<polygon class="dot stepped cut" points="([^"]+)"', drawn)
+    places = [[float(point.partition(",")[0]) for point in head.split()] for head in heads]
+    assert [tip for tip, *_ in places] == tips
+    assert all((x - tip) * (tip - svg.WIDTH / 2) < 0 for tip, *back in places for x in back)
+    assert "beyond" not in drawn
+
+
+def test_a_mean_beyond_the_axis_is_one_arrow_and_the_other_end_of_its_bar_another():
+    drawn = svg.forest([("label", 9.0, -5.0, 23.0)], (-1.0, 1.0), "x", "title", "text")
+    assert (drawn.count('stepped beyond"'), drawn.count('stepped cut"')) == (1, 1)
+
+
 def test_panels_of_one_task_stand_together(records):
     short = [replace(r, recipe={**r.recipe, "run": {**r.recipe["run"], "epochs": 1}}) for r in records]
     drawn = figures.learning_curves(group([*records, *short]), lambda task: f"{task.epochs} epochs")
@@ -147,3 +170,49 @@ def test_the_worst_found_is_the_worst_of_all_searches(records):
     drawn = step_figures.stability(groups, lambda task: "here")
     assert drawn is not None
     assert f"measured growth {math.exp(2):.2f} to {math.exp(2):.2f}" in drawn.panels[0].drawing
+
+
+@pytest.mark.parametrize("measure", ["error", "loss"])
+def test_curves_of_zeros_have_an_axis(records, measure):
+    """Every test image right, or nothing left to learn: a logarithm has no place for zero."""
+    part = {"error": "test", "loss": "train"}[measure]
+    lines = tuple({**line, part: {**line[part], measure: 0.0}} for line in records[0].epochs)
+    drawn = figures.learning_curves(group([replace(records[0], epochs=lines)]), lambda task: "here")
+    assert len(drawn.panels) == 2
+    for panel in drawn.panels:
+        assert not re.search(r"nan|inf", panel.drawing)
+
+
+@pytest.mark.parametrize("span", [(1.0, 0.0), (0.0, 0.0), (2.0, 2.0), (0.0, 5.0), (1.0, 10.0)])
+def test_a_logarithmic_axis_has_a_length_whatever_its_ends(span):
+    low, high = svg.Plot((0, 1), span, "x", "y", log_y=True).y
+    assert 0 < low < high
+    assert high >= max(span)
+
+
+def test_seeds_that_share_no_point_are_drawn_as_nothing():
+    plot = svg.Plot((0, 2), (0, 100), "x", "y")
+    assert (
+        figures.draw(plot, [[(0, 1.0), (1, 2.0)], [(2, 3.0)]], "plain", "name") == "name: no point that all seeds have"
+    )
+    assert plot.parts == []
+
+
+def test_a_bound_that_no_float_holds_is_drawn_at_the_edge_and_said(records):
+    record = next(record for record in records if record.stability)
+
+    def drawn(*logs):
+        growth = replace(record.stability, log_bound=logs)
+        return step_figures.stability(group([replace(record, stability=growth)]), lambda task: "here")
+
+    huge, usual = drawn(0.0, 800.0, -800.0), drawn(0.0, 1.0, 2.0)
+    assert "Bound 0.00 to 10^347" in huge.panels[0].drawing
+    assert not re.search(r"nan|inf\b", huge.panels[0].drawing)
+    assert ("drawn there" in huge.caption, "drawn there" in usual.caption) == (True, False)
+
+
+def test_the_title_of_a_stability_drawing_names_its_task(records):
+    drawn = step_figures.stability(group(records), lambda task: "ResNet on here")
+    assert drawn is not None
+    for panel in drawn.panels:
+        assert f"measured growth, ResNet on here: {panel.heading}</title>" in panel.drawing

@@ -54,6 +54,8 @@ def test_a_run_as_long_as_the_paper_s_with_other_settings_is_not_the_paper_s(rec
     assert schedule_label(warm, claims) == ("other schedule (300 epochs, batch 64, warmup epochs 5.0)", False)
     assert schedule_label(slow, claims) == ("other schedule (300 epochs, batch 64, lr 0.05)", False)
     assert how(slow, claims, "lr 0.05, precision tf32").endswith("batch 64, lr 0.05), precision tf32")
+    bare = task_of(like(records[0], "data.augment=none"))
+    assert schedule_label(bare, claims) == ("other schedule (300 epochs, batch 64, augment none)", False)
     imagenet = task_of(like(records[0], name="paper/imagenet"))
     assert schedule_label(imagenet, claims) == ("paper's schedule (100 epochs, batch 256)", True)
     assert schedule_label(task_of(like(records[0], name="paper/cifar100")), claims)[1]

@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 
@@ -63,6 +64,32 @@ CASES = {
     "a block without growth": (lambda c: c["stability"]["log_growth"]["power"].pop(), True, "stability is missing"),
     "no bound": (lambda c: c["stability"].update(log_bound=[]), True, "stability is missing"),
     "no search": (lambda c: c["stability"]["log_end_to_end"].pop("random"), True, "stability is missing"),
+    "a loss without end": (lambda c: c["noise"]["loss"][0].__setitem__(0, math.inf), True, "noise.loss"),
+    "no noise error": (lambda c: c["noise"]["error"][0].__setitem__(0, math.nan), True, "noise.error"),
+    "a noise error above 1": (lambda c: c["noise"]["error"][0].__setitem__(0, 1.5), True, "noise.error"),
+    "an odd noise level": (lambda c: c["noise"]["levels"].__setitem__(0, math.nan), True, "noise.levels"),
+    "a bound without end": (lambda c: c["stability"]["log_bound"].__setitem__(0, math.inf), True, "log_bound"),
+    "no growth": (lambda c: c["stability"]["log_growth"]["power"].__setitem__(0, math.nan), True, "log_growth"),
+    "no end": (lambda c: c["stability"]["log_end_to_end"].update(random=math.nan), True, "log_end_to_end"),
+    "no step in stability": (lambda c: c["stability"].update(step_sizes=[math.nan]), True, "stability.step_sizes"),
+    "no step size": (lambda c: c["step_sizes"]["layer1"][0].__setitem__(0, math.nan), True, "step_sizes is missing"),
+    "no time": (lambda c: c.update(wall_seconds=math.nan), True, "wall_seconds"),
+    "a time before the start": (lambda c: c.update(wall_seconds=-1.0), True, "wall_seconds"),
+    "a time beyond floats": (lambda c: c.update(wall_seconds=10**400), True, "wall_seconds must be a number"),
+    "influence of nothing": (
+        lambda c: c["final"].update(descriptor_influence=None),
+        True,
+        "final.descriptor_influence",
+    ),
+    "an error above 1": (lambda c: c["final"]["test"].update(error=1.5), True, "final.test.error"),
+    "an error below 0": (lambda c: c["final"]["test"].update(error=-1), True, "final.test.error"),
+    "an error beyond floats": (lambda c: c["final"]["test"].update(error=10**400), True, "final.test.error"),
+    "an epoch's error above 1": (lambda c: c["epochs"][0]["test"].update(error=1.5), True, "epoch 1: test.error"),
+    "a loss beyond float32": (lambda c: c["epochs"][0]["train"].update(loss=1e300), True, "epoch 1: train.loss"),
+    "epochs beyond floats": (lambda c: c["recipe"]["run"].update(epochs=10**400), True, "2 of 1000"),
+    "another seed": (lambda c: c["recipe"]["run"].update(seed=7), True, "seed is 0, not 7"),
+    "another kind": (lambda c: c.update(kind="benchmark"), True, "kind is 'benchmark', not 'training'"),
+    "a setting of settings": (lambda c: c["recipe"]["data"].update(size={"a": 1}), True, "recipe.data.size"),
     "a wrong type": (lambda c: c.update(seed="0"), True, "seed must be a whole number"),
 }
 
@@ -79,7 +106,10 @@ def test_a_bad_record_is_named_and_the_others_still_count(folder, case):
     assert complaint in problems[0]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1, 2]", b"\xff\xfe", b'{"a": 1}'])
+DEEP = b'{"a":' * 200_000 + b"1" + b"}" * 200_000
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1, 2]", b"\xff\xfe", b'{"a": 1}', DEEP])
 def test_a_file_that_is_no_record_is_named(folder, content):
     (folder / "stray.json").write_bytes(content)
     records, problems = report.load_records(folder)

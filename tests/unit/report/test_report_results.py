@@ -68,11 +68,19 @@ def test_step_sizes_stand_under_the_paper_s_of_the_same_controller(records):
     claim = Claim("c", "Table 9", "t", steps=(Steps("A", "digits", "cifar/resnet8", "lstm", paper),))
     steps = {"layer1": ((0.25, 0.75),), "layer2": ((0.7,),)}
     groups = [runs(records[0], "plain", [1], step_sizes={}), runs(records[0], "lstm", [1], step_sizes=steps)]
-    assert texts(results.steps_table(claim, groups)) == [
+    assert texts(results.steps_table(claim, groups, here)) == [
         ["A, paper", "0.500", "0.600"],
-        ["A, measured, 1 seed", "0.500", "0.700"],
+        ["A, measured: here, 1 seed", "0.500", "0.700"],
     ]
-    assert texts(results.steps_table(claim, groups[:1]))[1] == ["A, measured", NOT_RUN, NOT_RUN]
+    assert texts(results.steps_table(claim, groups[:1], here))[1] == ["A, measured", NOT_RUN, NOT_RUN]
+
+
+def test_step_sizes_of_a_short_schedule_are_told_from_the_paper_s(records):
+    claim = Claim("c", "Table 9", "t", steps=(Steps("A", "digits", "cifar/resnet8", "lstm", {"C-2_1": 0.5}),))
+    made = runs(records[0], "lstm", [1, 1])
+    both = [made, replace(made, task=replace(made.task, epochs=30))]
+    table = results.steps_table(claim, both, lambda task: f"{task.epochs} epochs")
+    assert [row[0] for row in texts(table)[1:]] == [f"A, measured: {epochs} epochs, 2 seeds" for epochs in (2, 30)]
 
 
 def test_a_seed_without_a_noise_level_leaves_the_others_theirs(records):
@@ -84,6 +92,16 @@ def test_a_seed_without_a_noise_level_leaves_the_others_theirs(records):
     table = results.noise_table([made], here)
     assert table.columns == ("Runs", "0", "0.5")
     assert texts(table) == [["here: plain, 2 seeds", "0.0", "50.0 ± 0.0"]]
+
+
+def test_groups_that_were_measured_at_other_noise_levels_leave_each_other_s_cells_empty(records):
+    def at(*levels):
+        rows = tuple((level,) for level in levels)
+        return runs(records[0], "plain", [1], noise=Noise(levels, rows, rows))
+
+    table = results.noise_table([at(0.5, 1.0), at(0.0, 0.5)], here)
+    assert table.columns == ("Runs", "0", "0.5", "1")
+    assert [row[1:] for row in texts(table)] == [["", "50.0", "100.0"], ["0.0", "50.0", ""]]
 
 
 def test_the_bound_is_a_power_of_ten(records):

@@ -26,6 +26,11 @@ def test_spread_and_bounds_are_written_out():
     assert found.bounds(1) == f"[{signed(-0.484, 1)}, +4.5]"
 
 
+def test_a_mean_below_zero_has_a_real_minus_sign_and_zero_none():
+    assert interval([-0.4, -0.44]).spread() == "\N{MINUS SIGN}0.42 ± 0.03"
+    assert [interval([value]).spread() for value in (-0.42, -0.001)] == ["\N{MINUS SIGN}0.42", "0.00"]
+
+
 def test_signs():
     assert [signed(value) for value in (1.234, -1.234, -0.001)] == ["+1.23", "\N{MINUS SIGN}1.23", "0.00"]
 

@@ -1,0 +1,53 @@
+"""How runs that are still to come are called."""
+
+import json
+
+import pytest
+
+from timestepper.cli.gather import describe, pending
+from timestepper.experiment.load import load
+from timestepper.experiment.reproduce import MISSING, Step
+from timestepper.experiment.sets import open_sets
+from timestepper.report import load_claims
+
+SHORT = ["run.epochs=120", "data.batch_size=128"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "text"),
+    [
+        ("paper/cifar10", [], "ResNet-56, CIFAR-10, lstm, paper's schedule (300 epochs, batch 64)"),
+        ("paper/cifar10", SHORT, "ResNet-56, CIFAR-10, lstm, short schedule (120 epochs, batch 128)"),
+        (
+            "paper/cifar10",
+            [*SHORT, "runtime.precision=tf32", "schedule.warmup_epochs=1"],
+            "ResNet-56, CIFAR-10, lstm, short schedule (120 epochs, batch 128), precision tf32, warmup epochs 1.0",
+        ),
+        (
+            "paper/cifar10",
+            ["optimiser.lr=0.05"],
+            "ResNet-56, CIFAR-10, lstm, other schedule (300 epochs, batch 64, lr 0.05)",
+        ),
+        ("smoke/digits-lstm", [], "ResNet-8, digits, lstm, 3 epochs, batch 64"),
+        ("smoke/folder", ["data.size=28"], "ResNet-8, folder, lstm, 3 epochs, batch 16, size 28"),
+    ],
+)
+def test_a_run_is_called_by_all_that_is_not_as_usual(name, changes, text):
+    assert describe(load(name, changes), load_claims()[0]) == text
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_runs_of_one_name_differ_in_their_seed_alone(short):
+    claims, _ = load_claims()
+    found = {}
+    for item in open_sets("everything", short=short):
+        settings = json.loads(item.identity)
+        settings["run"].pop("seed", None)
+        found.setdefault(describe(item.recipe, claims), set()).add(json.dumps(settings))
+    assert {name: len(recipes) for name, recipes in found.items() if len(recipes) > 1} == {}
+
+
+def test_what_is_to_run_is_listed_apart_by_its_conditions(tmp_path):
+    steps = [Step(item, MISSING, tmp_path, 0.5) for item in open_sets("baseline")]
+    labels = [item.label for item in pending(steps, load_claims()[0])]
+    assert len(labels) == len(set(labels)) == 5
