@@ -105,12 +105,16 @@ def show(tables: Iterable[Table]) -> None:
     from rich.console import Console
     from rich.table import Table as RichTable
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     tones = {"good": "green", "bad": "red", "quiet": "dim"}
     for table in tables:
         shown = RichTable(title=table.caption, title_justify="left", box=box.SIMPLE, title_style="bold")
         for number, column in enumerate(table.columns):
-            shown.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+            if number == 0:  # names of runs, which many columns of figures would squeeze to a word a line
+                longest = max([len(column), *(len(str(row[0])) for row in table.rows)])
+                shown.add_column(column, min_width=min(32, longest), overflow="fold")
+            else:
+                shown.add_column(column, justify="right", overflow="fold")
         for row in table.rows:
             shown.add_row(*(f"[{tones[c.tone]}]{_safe(c)}[/]" if c.tone in tones else _safe(c) for c in row))
         console.print(shown)

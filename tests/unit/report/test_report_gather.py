@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from timestepper.cli.gather import describe, pending
+from timestepper.cli.gather import describe, pending, show
 from timestepper.experiment.load import load
 from timestepper.experiment.reproduce import MISSING, Step
 from timestepper.experiment.sets import open_sets
 from timestepper.report import load_claims
+from timestepper.report.tables import Cell, Table
 
 SHORT = ["run.epochs=120", "data.batch_size=128"]
 
@@ -51,3 +52,15 @@ def test_what_is_to_run_is_listed_apart_by_its_conditions(tmp_path):
     steps = [Step(item, MISSING, tmp_path, 0.5) for item in open_sets("baseline")]
     labels = [item.label for item in pending(steps, load_claims()[0])]
     assert len(labels) == len(set(labels)) == 5
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_many_columns_of_figures_leave_a_name_its_room(capsys, monkeypatch, columns):
+    name = "ResNet-56, CIFAR-10, short schedule (120 epochs, batch 128): plain, 3 seeds"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: columns == "80")
+    monkeypatch.setenv("COLUMNS", columns)
+    figures = tuple(Cell("12.9 ± 1.2") for _ in range(11))
+    show([Table("t", "caption", ("Runs", *map(str, range(11))), ((Cell(name), *figures),))])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert any("ResNet-56, CIFAR-10, short" in line for line in lines)
+    assert len(lines) <= 12
