@@ -149,17 +149,34 @@ def print_table(result: dict) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", default=["cifar/resnet56:64"], help="MODEL:BATCH")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["plain", "path", "fused"])
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=["compiled+graph"])
-    parser.add_argument("--precision", choices=("float32", "tf32", "bf16"), default="bf16")
-    parser.add_argument("--channels-last", choices=("never", "imagenet", "always"), default="imagenet")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        choices=VARIANTS,
+        default=["plain", "path", "fused"],
+        help="what is timed; the first is what the others are compared with",
+    )
+    parser.add_argument(
+        "--modes", nargs="+", choices=MODES, default=["compiled+graph"], help="how a training step runs"
+    )
+    parser.add_argument("--precision", choices=("float32", "tf32", "bf16"), default="bf16", help="of the forward pass")
+    parser.add_argument(
+        "--channels-last",
+        choices=("never", "imagenet", "always"),
+        default="imagenet",
+        help="memory layout; imagenet: for 224 pixels alone",
+    )
+    parser.add_argument(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="cuda or cpu; by default a GPU where there is one",
+    )
     parser.add_argument("--budget", type=float, default=540, help="seconds; no new case starts when too few are left")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=15, help="how often each variant is timed, in turn")
     parser.add_argument("--seconds", type=float, default=6, help="timing of one case, without building")
-    parser.add_argument("--no-check", action="store_true")
+    parser.add_argument("--no-check", action="store_true", help="leave the check against float64 out")
     parser.add_argument("--commit", help="recorded where the source carries no history")
-    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--json", type=pathlib.Path, help="write all figures here")
     options = parser.parse_args()
     start = time.perf_counter()
     device = torch.device(options.device)

@@ -62,12 +62,18 @@ def latency(model: str, classes: int, pixels: int, batch: int, mode: str, option
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", default=["cifar/resnet56:64"], help="MODEL:BATCH")
-    parser.add_argument("--modes", nargs="*", choices=MODES, default=["eager"])
-    parser.add_argument("--precision", choices=("float32", "tf32", "bf16"), default="float32")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=6)
-    parser.add_argument("--commit")
-    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--modes", nargs="*", choices=MODES, default=["eager"], help="how a forward pass runs")
+    parser.add_argument(
+        "--precision", choices=("float32", "tf32", "bf16"), default="float32", help="of the forward pass"
+    )
+    parser.add_argument(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="cuda or cpu; by default a GPU where there is one",
+    )
+    parser.add_argument("--seconds", type=float, default=6, help="timing of one case and mode, without building")
+    parser.add_argument("--commit", help="recorded where the source carries no history")
+    parser.add_argument("--json", type=pathlib.Path, help="write all figures here")
     options = parser.parse_args()
     report: dict = {"environment": environment(torch.device(options.device), options.commit), "cases": []}
     for text in options.cases:

@@ -9,10 +9,17 @@ from pathlib import Path
 from timestepper.errors import DiskFullError, RunDirectoryError, TimestepperError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_HINTS = {
+    errno.ENOENT: "make the folder first",
+    errno.EISDIR: "it is a folder, name a file",
+    errno.EEXIST: "a file is in the way",
+    errno.ENOTDIR: "a file is in the way",
+}
 
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file so that a kill or a full disk at any moment leaves the old one or the new one, never a part."""
+    check_file(path)
     temporary = path.with_name(path.name + ".tmp")
     try:
         fits = shutil.disk_usage(path.parent).free >= len(data)
@@ -29,6 +36,18 @@ def write_atomic(path: Path, data: bytes) -> None:
         raise explain(error, path, len(data)) from error
     if not fits:
         raise disk_full(path, len(data))
+
+
+def check_file(path: Path) -> None:
+    """Refuse what cannot be the name of a file: an empty one, or that of a folder."""
+    if not path.name or os.path.isdir(path):
+        raise explain(IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)), path)
+
+
+def prepare_file(path: Path) -> None:
+    """Make the folder of a file that is to be written; called before long work, so that it does not fail at its end."""
+    check_file(path)
+    make_folder(path.parent)
 
 
 def make_folder(folder: Path) -> None:
@@ -60,7 +79,8 @@ def explain(error: OSError, path: Path, need: int = 0) -> TimestepperError:
     """The error to raise for a write that failed."""
     if error.errno in _FULL:
         return disk_full(path, need)
-    return RunDirectoryError(f"cannot write {path}: {error.strerror or error}; check that the folder is writable")
+    hint = _HINTS.get(error.errno or 0, "check that the folder is writable")
+    return RunDirectoryError(f"cannot write {path}: {error.strerror or error}; {hint}")
 
 
 def disk_full(path: Path, need: int) -> DiskFullError:

@@ -9,6 +9,7 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
@@ -19,28 +20,32 @@ from timestepper.errors import CheckpointError, MismatchError
 from timestepper.files import write_atomic
 
 FORMAT = 1
+_DESCRIPTION = {
+    "format": int,
+    "model": str,
+    "controller": str,
+    "reduction": int | None,
+    "descriptor": str,
+    "descriptor_gradient": bool,
+    "stages": list,
+}
 
 
 def save_controllers(net: nn.Module, path: str | Path) -> Path:
     """Write the controllers of an attached network to ``path`` and what to attach where to the JSON beside it."""
     attached = find_attached(net)
     path = Path(path)
+    beside = _beside(path)
     description = {"format": FORMAT, "model": type(detach(attached)).__name__, **_description(attached)}
     write_tensors(attached.controllers.state_dict(), path)
-    write_atomic(path.with_suffix(".json"), (json.dumps(description, indent=2) + "\n").encode())
+    write_atomic(beside, (json.dumps(description, indent=2) + "\n").encode())
     return path
 
 
 def load_controllers(model: nn.Module, path: str | Path) -> Attached:
     """Attach saved controllers to the network that they were made for."""
     path = Path(path)
-    beside = path.with_suffix(".json")
-    try:
-        description = json.loads(beside.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{beside}: cannot be read as the description of controllers: {error}") from None
-    if description.get("format") != FORMAT:
-        raise CheckpointError(f"{beside}: format {description.get('format')} is not {FORMAT}; update timestepper")
+    description = _read_description(_beside(path))
     tensors = read_tensors(path)
     net = attach(
         model,
@@ -114,6 +119,9 @@ def verify(path: Path) -> str:
     """The sha256 of a file, which must be the one in the .sha256 file beside it."""
     try:
         found = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}; check its name") from None
+    try:
         expected = _checksum(path).read_text().split()[0]
     except (OSError, IndexError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: cannot be verified: {error}; export it again") from None
@@ -133,6 +141,40 @@ def _description(net: Attached) -> dict:
             for stage, controller in net.controlled()
         ],
     }
+
+
+def _beside(path: Path) -> Path:
+    """Where the description of saved controllers lies; a tensor file of that very name would be overwritten by it."""
+    if not path.name or path.suffix == ".json":
+        raise CheckpointError(f"{path}: name the file .safetensors; what to attach where goes beside it as .json")
+    return path.with_suffix(".json")
+
+
+def _read_description(path: Path) -> dict:
+    """What to attach where. Only its form is checked here; whether it fits a network, the network shows."""
+    try:
+        description = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as the description of controllers: {error}") from None
+    found = description.get("format", FORMAT) if isinstance(description, dict) else FORMAT
+    if found != FORMAT:
+        raise CheckpointError(f"{path}: format {found!r} is not {FORMAT}; update timestepper")
+    if (fault := _fault(description)) is not None:
+        raise CheckpointError(f"{path}: {fault}; the description is damaged, save the controllers again")
+    return description
+
+
+def _fault(description: Any) -> str | None:
+    """What is wrong with the form of a description, None where nothing is."""
+    if not isinstance(description, dict):
+        return f"holds a {type(description).__name__} and no description of controllers"
+    for key, kind in _DESCRIPTION.items():
+        if not isinstance(description.get(key, ...), kind):  # ... is of no such kind
+            return f"{key} is {description[key]!r}" if key in description else f"{key} is missing"
+    for number, stage in enumerate(description["stages"], 1):
+        if not isinstance(stage, dict) or not isinstance(stage.get("name"), str):
+            return f"stage {number} has no name"
+    return None
 
 
 def _checksum(path: Path) -> Path:

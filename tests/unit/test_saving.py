@@ -108,7 +108,7 @@ def test_damage_is_noticed(tmp_path):
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match=r"sha256 is [0-9a-f]{64}, expected [0-9a-f]{64}; the file is damaged"):
         timestepper.load_folded(CifarResNet(14, 5, width=8), path)
-    with pytest.raises(CheckpointError, match=r"cannot be verified: .*No such file"):
+    with pytest.raises(CheckpointError, match=r"nothing.safetensors: cannot be read: No such file .*; check its name"):
         timestepper.load_folded(CifarResNet(14, 5, width=8), tmp_path / "nothing.safetensors")
 
 
@@ -120,6 +120,38 @@ def test_a_description_of_another_format_is_refused(tmp_path):
     (tmp_path / "steps.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"steps.json: cannot be read as the description of controllers"):
         timestepper.load_controllers(CifarResNet(14, 5, width=8), tmp_path / "steps.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("[]", "holds a list and no description of controllers"),
+        ("null", "holds a NoneType and no description of controllers"),
+        ("{}", "format is missing"),
+        ('{"format": 1}', "model is missing"),
+        ({"controller": None}, "controller is None"),
+        ({"reduction": "four"}, "reduction is 'four'"),
+        ({"stages": None}, "stages is None"),
+        ({"stages": [{}]}, "stage 1 has no name"),
+        ({"stages": ["layer1"]}, "stage 1 has no name"),
+    ],
+)
+def test_a_damaged_description_is_named(tmp_path, text, fault):
+    path = timestepper.save_controllers(trained(), tmp_path / "steps.safetensors")
+    beside = tmp_path / "steps.json"
+    beside.write_text(text if isinstance(text, str) else json.dumps(json.loads(beside.read_text()) | text))
+    with pytest.raises(CheckpointError, match=rf"steps.json: {fault}; the description is damaged, save .* again"):
+        timestepper.load_controllers(CifarResNet(14, 5, width=8), path)
+
+
+@pytest.mark.parametrize("name", ["steps.json", ""])
+def test_controllers_do_not_overwrite_their_own_description(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=r"name the file .safetensors; .* goes beside it as .json"):
+        timestepper.save_controllers(trained(), name)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(CheckpointError, match=r"name the file .safetensors"):
+        timestepper.load_controllers(CifarResNet(14, 5, width=8), name)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00"])

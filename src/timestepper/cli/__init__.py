@@ -1,4 +1,8 @@
-"""The command line: parse, one call, print. One file per command; torch is imported only when a command runs."""
+"""The command line: parse, one call, print. torch is imported only when a command runs.
+
+One file per command, beside two helpers: ``gather`` for the commands that print tables of records or write the page,
+``stability_tables`` for ``stability``.
+"""
 
 import importlib
 import os
@@ -10,7 +14,7 @@ from timestepper.errors import TimestepperError
 
 app = typer.Typer(
     name="timestepper",
-    help="Residual networks that learn their own time steps.",
+    help="Residual networks that learn their own time steps. With --debug, an error shows its traceback.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -35,11 +39,6 @@ COMMANDS = (
 
 for _name in COMMANDS:
     app.command(_name.replace("_", "-"))(getattr(importlib.import_module(f"timestepper.cli.{_name}"), _name))
-
-
-@app.callback()
-def _commands() -> None:
-    """A group even while it has one command."""
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import typer
 
 def bench(
     model: Annotated[str, typer.Option(help="LIBRARY/MODEL")] = "cifar/resnet56",
-    batch: Annotated[int, typer.Option(min=2)] = 64,
+    batch: Annotated[int, typer.Option(min=2, help="images in a batch")] = 64,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     mode: Annotated[list[str] | None, typer.Option(help="eager, graph, compiled, compiled+graph; repeat it")] = None,
     variant: Annotated[list[str] | None, typer.Option(help="plain, literal, a controller or a peer; repeat it")] = None,
@@ -30,7 +30,7 @@ def bench(
     from timestepper.bench.training import MODES
     from timestepper.engine.runtime import PRECISIONS, choose_device
     from timestepper.errors import UnknownNameError
-    from timestepper.files import make_folder, write_atomic
+    from timestepper.files import prepare_file, write_atomic
 
     chosen = choose_device(device)
     cuda = chosen.type == "cuda"
@@ -44,7 +44,7 @@ def bench(
             f"--mode {' '.join(modes)}: a CUDA graph needs a CUDA device; here are eager and compiled"
         )
     if json:
-        make_folder(json.parent)  # before minutes of measuring
+        prepare_file(json)  # before minutes of measuring
     small = model.startswith("cifar/")
     settings = compare.Settings(
         model=model,

@@ -17,7 +17,8 @@ def check_data(
     from timestepper import data
     from timestepper.errors import DataError
 
-    with Progress(transient=True, console=Console(stderr=True)) as bar:  # shows nothing where there is no terminal
+    console = Console(stderr=True)
+    with Progress(transient=True, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("files", total=None)
         bad = data.check(name, root, lambda done, total: bar.update(task, completed=done, total=total))
     for path, reason in bad:

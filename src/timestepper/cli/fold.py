@@ -14,14 +14,19 @@ def fold(
 ) -> None:
     """Fold the newest sound checkpoint of RUN into a plain network's weights."""
     from timestepper import saving
+    from timestepper.engine.rundir import check_run
     from timestepper.errors import RunDirectoryError
     from timestepper.experiment import finish
+    from timestepper.files import check_file, prepare_file
 
+    check_run(run)
+    check_file(output)
     trained = finish.restore(run, needs_data=False)
     if trained.recipe.controller.kind == "none":
         raise RunDirectoryError(
             f"{run} trained a plain network, which has nothing to fold; when it is finished, its weights are in "
             f"{run / finish.WEIGHTS}"
         )
+    prepare_file(output)  # not earlier: a run that cannot be folded leaves no folder behind
     saving.save_folded(trained.model, output)
     print(f"{output}: plain {trained.recipe.model.name} of {trained.path}")

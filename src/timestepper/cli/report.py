@@ -7,7 +7,7 @@ import typer
 
 
 def report(
-    results: Annotated[Path, typer.Option(help="folder of records")] = Path("results"),
+    results: Annotated[Path | None, typer.Option(help="folder of records; by default results")] = None,
     claims: Annotated[
         Path | None, typer.Option(help="folder of the paper's numbers; by default the shipped ones")
     ] = None,
@@ -28,6 +28,10 @@ def report(
 
     if out.is_dir() or out.suffix == ".md":
         raise RunDirectoryError(f"--out {out}: name the page, such as report.html; its tables go beside it as .md")
+    for option, folder in (("--results", results), ("--claims", claims)):
+        if folder is not None and not folder.is_dir():
+            raise RunDirectoryError(f"{option} {folder}: there is no such folder; name one or leave the option out")
+    results = results or Path("results")
     found_claims, problems = reports.load_claims(claims or FOLDER)
     records, damaged = reports.load_records(results)
     wanted = [item for item in open_sets("everything") if item.sets != ("demo",)]  # no part of the study, and no GPU's

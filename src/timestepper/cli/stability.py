@@ -12,6 +12,7 @@ TIMEOUT = 1800.0  # seconds that a process of torchrun waits for the others
 
 
 def stability(
+    context: typer.Context,
     net_or_run: Annotated[
         str,
         typer.Argument(
@@ -50,15 +51,19 @@ def stability(
     from timestepper.errors import StabilityError
     from timestepper.stability import analyse, plot_depth
 
+    given = _given(context)
     if net_or_run == FIGURE_1:
+        if unused := [option for name, option in given.items() if name not in ("plot", "json")]:
+            raise StabilityError(f"{FIGURE_1} has no network and no data; leave {', '.join(unused)} out")
         _figure_1(plot, json)
         return
     if plot is not None and not theory:
         raise StabilityError("--plot draws what --no-theory leaves out; give one of them")
+    if not (theory or noise or attacks or corruptions):
+        raise StabilityError("--no-theory leaves nothing to compute; add --noise, --attacks or --corruptions")
     if Path(net_or_run).is_dir():
-        own = {"controller": controller, "weights": weights, "data": data, "root": root, "input-size": input_size}
-        if given := [f"--{name}" for name, value in own.items() if value not in (None, "none")]:
-            raise StabilityError(f"{net_or_run} is a run with its own network and data; leave {', '.join(given)} out")
+        if own := [given[name] for name in ("controller", "weights", "data", "root", "input_size") if name in given]:
+            raise StabilityError(f"{net_or_run} is a run with its own network and data; leave {', '.join(own)} out")
         subject = load_run(Path(net_or_run))
     else:
         subject = load_model(net_or_run, controller, weights, data, root)
@@ -81,6 +86,17 @@ def stability(
         show(found)
     if plot is not None:  # last: a file that cannot be written costs no figures
         plot_depth(plot, found, net_or_run)
+
+
+def _given(context: typer.Context) -> dict[str, str]:
+    """The options on the command line, by parameter, as they were written there."""
+    found = {}
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.param_type_name == "option" and source is not None and source.name == "COMMANDLINE":
+            off = parameter.secondary_opts and context.params[parameter.name or ""] is False
+            found[parameter.name or ""] = (parameter.secondary_opts if off else parameter.opts)[0]
+    return found
 
 
 def _finite(value: Any) -> Any:
@@ -138,8 +154,10 @@ class Subject:
 
 def load_run(path: Path) -> Subject:
     """The network and the test images of a run directory, with the weights of its newest sound checkpoint."""
+    from timestepper.engine.rundir import check_run
     from timestepper.experiment.finish import restore
 
+    check_run(path)
     trained = restore(path)
     return Subject(trained.model, trained.data.test)
 
@@ -151,6 +169,7 @@ def load_model(name: str, controller: str, weights: Path | None, data: str | Non
     import timestepper
     from timestepper.adapters import create_model
     from timestepper.data import open_dataset
+    from timestepper.errors import UnknownNameError
     from timestepper.saving import load_folded
 
     images = open_dataset(data, root).test if data else None
@@ -158,7 +177,10 @@ def load_model(name: str, controller: str, weights: Path | None, data: str | Non
         {"num_classes": images.classes, "in_chans": images.input_shape[0]} if images is not None else {}
     )
     torch.manual_seed(0)
-    net = create_model(name, **options)
+    try:
+        net = create_model(name, **options)
+    except UnknownNameError as error:
+        raise UnknownNameError(f"{error}; there is no folder of that name either") from None
     if weights is not None:
         net = load_folded(net, weights)
     return Subject(net if controller == "none" else timestepper.attach(net, controller), images)

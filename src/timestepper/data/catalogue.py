@@ -5,7 +5,7 @@ from collections.abc import Callable
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
-from timestepper.data.dataset import Dataset, FolderImages
+from timestepper.data.dataset import HOW_TO_GIVE_A_ROOT, Dataset, FolderImages
 from timestepper.errors import DataError, UnknownNameError
 
 NAMES = ("digits", "cifar10", "cifar100", "imagenet", "folder")
@@ -51,14 +51,15 @@ def folder_root(name: str, root: str | os.PathLike[str] | None) -> Path:
         return Path(root)
     if name == "folder":
         raise DataError(
-            "data set 'folder' needs a root (data.root=FOLDER): the folder that holds train/<class>/ and val/<class>/"
+            f"data set 'folder' needs a root {HOW_TO_GIVE_A_ROOT}: the folder that holds train/<class>/ and "
+            "val/<class>/"
         )
     places = [place / name for place in search_roots(None)]
     for place in places:
         if place.is_dir():
             return place
     raise DataError(
-        f"{name} not found as any of {', '.join(map(str, places))}; give its root (data.root=FOLDER) or set "
+        f"{name} not found as any of {', '.join(map(str, places))}; give its root {HOW_TO_GIVE_A_ROOT} or set "
         "TIMESTEPPER_DATA"
     )
 

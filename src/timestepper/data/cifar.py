@@ -9,7 +9,7 @@ import torch
 
 from timestepper.data.cifar_packed import PACKED, PackedCifar
 from timestepper.data.cifar_pickled import PICKLED, PickledCifar
-from timestepper.data.dataset import ArrayImages, Dataset, content_sha256
+from timestepper.data.dataset import HOW_TO_GIVE_A_ROOT, ArrayImages, Dataset, content_sha256
 from timestepper.errors import DataError
 
 Layout = PickledCifar | PackedCifar
@@ -51,8 +51,8 @@ def locate(name: str, roots: Sequence[Path]) -> tuple[Layout, Path]:
     found = [f"{folder} holds {other}" for _, folder in places(other, roots)]
     raise DataError(
         f"{name} not found in {', '.join(map(str, roots))}: expected {PICKLED[name].folder}/ or {PACKED[name].folder}/ "
-        f"there, found {'; '.join(found) if found else 'neither'}; give its root (data.root=FOLDER), set "
-        f"TIMESTEPPER_DATA or allow the download (data.download=true; file {PICKLED[name].url}, md5 "
+        f"there, found {'; '.join(found) if found else 'neither'}; give its root {HOW_TO_GIVE_A_ROOT}, set "
+        f"TIMESTEPPER_DATA or allow the download (data.download=true in a recipe; file {PICKLED[name].url}, md5 "
         f"{PICKLED[name].archive_md5})"
     )
 

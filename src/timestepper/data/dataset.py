@@ -8,6 +8,8 @@ from torch import Tensor
 
 from timestepper.errors import DataError
 
+HOW_TO_GIVE_A_ROOT = "(data.root=FOLDER in a recipe, --root or --data-root where a command has it)"
+
 
 @dataclass(frozen=True)
 class ArrayImages:

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
@@ -39,7 +40,7 @@ def parallel(reader: Any, keys: Sequence[Any], workers: int, pin_memory: bool) -
         sampler=keys,
         num_workers=workers,
         pin_memory=pin_memory,
-        worker_init_fn=start_worker,
+        worker_init_fn=partial(start_worker, os.getpid()),
         generator=torch.Generator(),  # torch draws a base seed nobody needs; not from the global generator
     )
     others = multiprocessing.active_children()
@@ -87,13 +88,14 @@ def signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def start_worker(_number: int) -> None:
+def start_worker(trainer: int, _number: int) -> None:
+    """The trainer's process id comes from itself: a worker that asks for its parent may be an orphan by then."""
     # Called by the thread that hands batches over, whose traceback of a trainer that left meanwhile is no news.
     sys.excepthook = lambda *_: None
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":  # elsewhere there is no way to learn who sent a signal
         signal.pthread_sigmask(signal.SIG_BLOCK, TRAINERS_SIGNALS)
-        threading.Thread(target=leave_with_trainer, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=leave_with_trainer, args=(trainer,), daemon=True).start()
 
 
 def leave_with_trainer(trainer: int) -> None:

@@ -48,7 +48,7 @@ class Display:
             f"{name} {value:.2%}" if name.endswith("error") else f"{name} {value:.4f}"
             for name, value in figures.items()
         )
-        speed = f"{self._speed.value:,.0f} images/s"
+        speed = f"{self._speed.end_epoch():,.0f} images/s"
         self.say("  ".join(part for part in (f"epoch {epoch}/{epochs}", text, self._extra, speed) if part))
 
     def say(self, line: str) -> None:
@@ -87,17 +87,49 @@ class _Live(Progress):
 
 
 class _Speed:
-    """Images per second over the last second or so."""
+    """Images per second: ``value`` over the last second or so, :meth:`end_epoch` over an epoch."""
 
     def __init__(self) -> None:
         self.value = 0.0
         self._images = 0.0
         self._since = time.monotonic()
+        self._epoch = _Stretch()
 
     def add(self, images: float) -> None:
+        now = time.monotonic()
+        self._epoch.add(images, now)
         self._images += images
-        passed = time.monotonic() - self._since
+        passed = now - self._since
         if passed > 1.0 or not self.value:
             self.value = self._images / max(passed, 1e-9)
         if passed > 1.0:
-            self._images, self._since = 0.0, time.monotonic()
+            self._images, self._since = 0.0, now
+
+    def end_epoch(self) -> float:
+        """Of the epoch that ends; the live value where it had no more than the very first step."""
+        ended, self._epoch = self._epoch, _Stretch(time.monotonic())
+        return ended.speed() or self.value
+
+
+class _Stretch:
+    """The steps of an epoch, timed up to the last one: the evaluation that follows is no part of it.
+
+    Where the beginning is not known, it is the end of the first step. That one compiles and warms up, and in a sweep
+    it may have waited for its turn.
+    """
+
+    def __init__(self, since: float | None = None) -> None:
+        self._since, self._last, self._images = since, since, 0.0
+
+    def add(self, images: float, now: float) -> None:
+        if self._since is None:
+            self._since = now
+        else:
+            self._images += images
+        self._last = now
+
+    def speed(self) -> float:
+        """Images per second, 0 where nothing was timed."""
+        if self._since is None or self._last is None:
+            return 0.0
+        return self._images / max(self._last - self._since, 1e-9)

@@ -1,5 +1,6 @@
 """A run directory: one run, one process that writes, a status that a person can read."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -21,14 +22,18 @@ class RunDirectory:
 
     def __init__(self, path: Path):
         self.path = path
+        self._made = [place for place in (path / LOCK, path, *path.parents) if not os.path.lexists(place)]
         try:
             path.mkdir(parents=True, exist_ok=True)
             # A lock of this kind belongs to the process alone: loader workers that outlive a killed run do not hold it.
             self._lock = open(path / LOCK, "a+")  # noqa: SIM115
         except OSError as error:
+            _remove(self._made[1:])  # the lock, if one is there now, is another's
             raise explain(error, path / LOCK) from error
         try:
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.fstat(self._lock.fileno()).st_nlink:
+                raise BlockingIOError  # a process that held it has just removed it, and may be followed by a third
         except OSError:
             self._lock.seek(0)
             owner = self._lock.read().strip() or "another process"
@@ -68,8 +73,21 @@ class RunDirectory:
         write_atomic(self.path / STATUS, (json.dumps(content, indent=2) + "\n").encode())
 
     def close(self) -> None:
-        """Give the lock back."""
-        self._lock.close()
+        """Give the lock back; a start that wrote nothing leaves nothing behind."""
+        if not self._lock.closed:
+            if not self._holds_a_run():
+                _remove(self._made)  # while the lock is held, so that it is nobody else's
+            self._lock.close()
+
+    def _holds_a_run(self) -> bool:
+        return any((self.path / name).exists() for name in _OWN - {LOCK})
+
+
+def check_run(path: Path) -> None:
+    """Refuse a folder that holds no run, or that is not there, and say where runs are found."""
+    if not (path / RECIPE).is_file():
+        reason = f"it has no {RECIPE}" if path.is_dir() else "there is no such folder"
+        raise RunDirectoryError(f"{path} is no run directory: {reason}; timestepper list shows the runs")
 
 
 def read_status(path: Path) -> dict[str, Any] | None:
@@ -87,6 +105,13 @@ def read_status(path: Path) -> dict[str, Any] | None:
     ):
         status["state"] = "killed"
     return status
+
+
+def _remove(places: list[Path]) -> None:
+    """Remove a lock and the folders around it, innermost first; a folder that holds anything else stays."""
+    for place in places:
+        with contextlib.suppress(OSError):
+            place.unlink() if place.name == LOCK else place.rmdir()
 
 
 def _alive(pid: int) -> bool:

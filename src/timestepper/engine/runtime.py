@@ -122,7 +122,10 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise RecipeError("runtime.device is cuda, and torch sees no CUDA device; use runtime.device=cpu or auto")
+        raise RecipeError(
+            "the device is cuda, and torch sees no CUDA device; choose cpu or auto (runtime.device in a recipe, "
+            "--device where a command has it)"
+        )
     count = torch.cuda.device_count()
     if local_rank >= count:
         raise RecipeError(f"process {local_rank} of this machine has no GPU: {count} present; start fewer processes")

@@ -23,9 +23,7 @@ def load(reference: str, overrides: Iterable[str] = ()) -> Recipe:
     path = find(reference)
     text = _read(path)
     if lists_runs(text):
-        raise RecipeError(
-            f"{path} is a set of runs and no recipe; timestepper sweep or reproduce {path.stem} trains all of it"
-        )
+        raise _no_recipe(path)
     return loads(text, str(path), overrides)
 
 
@@ -54,7 +52,17 @@ def find(reference: str) -> Path:
         path = folder / f"{reference.removesuffix('.toml')}.toml"
         if path.is_file():
             return path
+    for folder in FOLDERS:
+        for path in folder.rglob("*.toml"):
+            if path.stem == reference and is_set(path):
+                raise _no_recipe(path)
     raise RecipeError(f"no recipe {reference!r}: no such file, and the shipped ones are {', '.join(shipped())}")
+
+
+def _no_recipe(path: Path) -> RecipeError:
+    return RecipeError(
+        f"{path} is a set of runs and no recipe; timestepper sweep or reproduce {path.stem} trains all of it"
+    )
 
 
 def short_name(reference: str) -> str:
@@ -128,7 +136,8 @@ def _recipe(tables: Mapping[str, Any], source: str, origins: Mapping[str, str]) 
     parts = {}
     for name, table in tables.items():
         if name not in known:
-            raise RecipeError(f"{source}: unknown section [{name}]{_suggest(name, known)}")
+            where = next((origin for key, origin in origins.items() if key.partition(".")[0] == name), source)
+            raise RecipeError(f"{where}: unknown section [{name}]{_suggest(name, known)}")
         if not isinstance(table, dict):
             raise RecipeError(f"{source}: {name} must be a section, written [{name}]")
         parts[name] = _section(known[name], name, table, source, origins)

@@ -5,6 +5,8 @@ need no other treatment.
 """
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,19 +48,34 @@ class EulerBlock:
 @full_precision()
 def euler_condition(chain: Chain, *, sample: int = 0, count: int = 6) -> list[EulerBlock]:
     """Eq. 4 for every block, on the features that one sample has there."""
-    found = []
+    with _one_thread(chain.features[0].device):
+        return [*_blocks(chain, sample, count)]
+
+
+@contextmanager
+def _one_thread(device: torch.device) -> Iterator[None]:
+    """Thousands of tiny passes on a CPU gain nothing from a second thread, and on a busy machine wait for it."""
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _blocks(chain: Chain, sample: int, count: int) -> Iterator[EulerBlock]:
     for link, before, after in zip(chain.links, chain.features, chain.features[1:], strict=False):
         if before.shape != after.shape:
             skipped = f"{tuple(before.shape[1:])} to {tuple(after.shape[1:])}: no square Jacobian"
-            found.append(EulerBlock(link.stage, link.path, skipped=skipped))
+            yield EulerBlock(link.stage, link.path, skipped=skipped)
             continue
         eigenvalues, converged = _extreme_eigenvalues(link, before[sample : sample + 1], count)
         if len(eigenvalues) == 0:
-            found.append(EulerBlock(link.stage, link.path, converged=False, skipped="Arnoldi found no eigenvalue"))
+            yield EulerBlock(link.stage, link.path, converged=False, skipped="Arnoldi found no eigenvalue")
             continue
         radius = euler_radius(1.0, torch.from_numpy(eigenvalues)).item()
-        found.append(EulerBlock(link.stage, link.path, tuple(map(complex, eigenvalues)), radius, converged))
-    return found
+        yield EulerBlock(link.stage, link.path, tuple(map(complex, eigenvalues)), radius, converged)
 
 
 def branch(link: Link, features: Tensor) -> Tensor:

@@ -58,4 +58,6 @@ def test_what_cannot_be_done_is_said_before_anything_is_measured(monkeypatch):
         CliRunner().invoke(app, [*FAST, "--mode", "graph"], catch_exceptions=False)
     with pytest.raises(RunDirectoryError, match="cannot write /proc/nowhere"):
         CliRunner().invoke(app, [*FAST, "--json", "/proc/nowhere/bench.json"], catch_exceptions=False)
+    with pytest.raises(RunDirectoryError, match="name a file"):
+        CliRunner().invoke(app, [*FAST, "--json", ""], catch_exceptions=False)
     assert CliRunner().invoke(app, [*FAST, "--pixels", "-3"]).exit_code == 2

@@ -18,6 +18,7 @@ from torchvision.transforms import v2
 
 from timestepper.data import Augment, loader, open_dataset
 from timestepper.data.order import epoch_order, mix
+from timestepper.data.workers import start_worker
 from timestepper.errors import DataError, LoaderError
 
 
@@ -288,6 +289,23 @@ def test_workers_leave_soon_after_a_killed_trainer(trainer):
         time.sleep(0.05)
     assert len(workers) == 2
     assert not any(is_running(pid) for pid in workers)
+
+
+def test_a_worker_whose_trainer_is_dead_before_it_begins_leaves():
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+
+    def work():
+        start_worker(dead.pid, 0)
+        time.sleep(60)
+
+    worker = multiprocessing.get_context("fork").Process(target=work)
+    worker.start()
+    worker.join(timeout=10)
+    left = worker.exitcode
+    worker.kill()
+    worker.join()
+    assert left == 0
 
 
 def is_running(pid):

@@ -5,6 +5,7 @@ import random
 import re
 import resource
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from timestepper.engine import checkpoint
 from timestepper.engine.checkpoint import Checkpoints, read
 from timestepper.errors import CheckpointError, DiskFullError, DivergedError, RunDirectoryError
-from timestepper.files import explain, make_folder, remove_leftovers, write_atomic
+from timestepper.files import explain, make_folder, prepare_file, remove_leftovers, write_atomic
 
 IDENTITY = {"model": "tiny", "classes": 10, "controller": "lstm"}
 
@@ -247,6 +248,30 @@ def test_a_full_disk_a_spent_quota_and_a_limit_on_files_are_one_error(tmp_path, 
     assert isinstance(error, DiskFullError)
     assert re.match(r"No space left for .*/file: need 2\.5 MB, \d+\.\d MB are free", str(error))
     assert not isinstance(explain(OSError(errno.EACCES, "may not"), tmp_path / "file"), DiskFullError)
+
+
+def test_the_advice_for_a_failed_write_fits_its_cause(tmp_path):
+    (tmp_path / "file").touch()
+    for path, advice in (
+        (tmp_path / "none" / "x", "No such file or directory; make the folder first"),
+        (tmp_path / "file" / "x", "Not a directory; a file is in the way"),
+        (tmp_path, "Is a directory; it is a folder, name a file"),
+        (Path(""), "Is a directory; it is a folder, name a file"),
+        (Path("/"), "Is a directory; it is a folder, name a file"),
+    ):
+        with pytest.raises(RunDirectoryError, match=f"cannot write {path}: {advice}$"):
+            write_atomic(path, b"x")
+    with pytest.raises(RunDirectoryError, match=f"cannot write {tmp_path}/file: File exists; a file is in the way$"):
+        make_folder(tmp_path / "file")
+    assert [item.name for item in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_to_be_written_later_has_a_name_and_a_folder(tmp_path):
+    prepare_file(tmp_path / "a" / "b" / "x.json")
+    assert (tmp_path / "a" / "b").is_dir()
+    for path in (Path(""), tmp_path / "a"):
+        with pytest.raises(RunDirectoryError, match="name a file"):
+            prepare_file(path)
 
 
 def test_a_folder_that_may_not_be_written_to_is_named_before_the_work(tmp_path, monkeypatch):

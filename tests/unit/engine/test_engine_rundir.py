@@ -1,3 +1,4 @@
+import fcntl
 import json
 import signal
 import socket
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from timestepper.engine.rundir import RunDirectory, read_status
+from timestepper.engine.rundir import RunDirectory, check_run, read_status
 from timestepper.errors import RunDirectoryError
 
 HOLDER = """
@@ -76,3 +77,55 @@ def test_a_process_of_another_machine_is_not_called_dead(tmp_path):
     assert read_status(tmp_path)["state"] == "running"
     (tmp_path / "status.json").write_text(json.dumps({**status, "host": socket.gethostname()}))
     assert read_status(tmp_path)["state"] == "killed"
+
+
+@pytest.mark.parametrize("there", ["", "runs", "runs/paper", "runs/paper/cifar10"])
+def test_a_start_that_wrote_nothing_leaves_nothing_behind(tmp_path, there):
+    (tmp_path / there).mkdir(parents=True, exist_ok=True)
+    before = sorted(tmp_path.rglob("*"))
+    folder = RunDirectory(tmp_path / "runs" / "paper" / "cifar10")
+    assert (folder.path / "run.lock").exists()
+    folder.close()
+    folder.close()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_was_there_or_was_written_stays(tmp_path):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "run.lock").touch()
+    RunDirectory(tmp_path / "old").close()
+    assert (tmp_path / "old" / "run.lock").exists()
+    folder = RunDirectory(tmp_path / "new" / "run")
+    (tmp_path / "new" / "notes").touch()  # another's
+    folder.close()
+    assert [item.name for item in (tmp_path / "new").iterdir()] == ["notes"]
+    folder = RunDirectory(tmp_path / "run")
+    folder.status("failed")
+    folder.close()
+    assert sorted(item.name for item in (tmp_path / "run").iterdir()) == ["run.lock", "status.json"]
+
+
+def test_a_refused_folder_keeps_what_it_held_and_gets_no_lock(tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(RunDirectoryError, match="and no run"):
+        RunDirectory(tmp_path)
+    assert [item.name for item in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_lock_that_its_owner_has_just_removed_is_no_lock(tmp_path, monkeypatch):
+    lock = fcntl.lockf
+
+    def late(file, flags):
+        (tmp_path / "run" / "run.lock").unlink()
+        lock(file, flags)
+
+    monkeypatch.setattr("fcntl.lockf", late)
+    with pytest.raises(RunDirectoryError, match="in use by another process"):
+        RunDirectory(tmp_path / "run")
+
+
+def test_a_folder_without_a_run_is_told_from_a_missing_one(tmp_path):
+    with pytest.raises(RunDirectoryError, match=r"is no run directory: it has no recipe.toml; timestepper list shows"):
+        check_run(tmp_path)
+    with pytest.raises(RunDirectoryError, match="is no run directory: there is no such folder; timestepper list shows"):
+        check_run(tmp_path / "none")

@@ -28,7 +28,7 @@ def test_several_processes_get_no_cuda_graph():
 @without_cuda
 def test_devices():
     assert choose_device("auto") == choose_device("cpu") == CPU
-    with pytest.raises(RecipeError, match=r"runtime\.device is cuda"):
+    with pytest.raises(RecipeError, match=r"the device is cuda, .*runtime\.device in a recipe, --device where"):
         choose_device("cuda")
     with pytest.raises(UnknownNameError, match="no device is called 'gpu'; there are auto, cpu, cuda"):
         choose_device("gpu")

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from timestepper.cli import app
 from timestepper.cli.stability_tables import block_table
-from timestepper.errors import CheckpointError, StabilityError
+from timestepper.errors import CheckpointError, StabilityError, UnknownNameError
 from timestepper.models import CifarResNet
 from timestepper.saving import write_tensors
 from timestepper.stability import analyse, figure_1, plot_depth, plot_figure_1
@@ -141,6 +141,16 @@ def test_mistakes(tmp_path):
             run("cifar/resnet8", "--input-size", 8, "--plot", plot)
     with pytest.raises(StabilityError, match="--plot draws what --no-theory leaves out"):
         run("cifar/densenet22", "--no-theory", "--plot", tmp_path / "x.png")
+    with pytest.raises(StabilityError, match="nothing to compute; add --noise, --attacks or --corruptions"):
+        run("cifar/resnet8", "--no-theory")
+    with pytest.raises(
+        StabilityError, match=r"figure1 has no network.*; leave --controller, --samples, --no-bound out"
+    ):
+        run("figure1", "--controller", "lstm", "--samples", 8, "--no-bound", "--json")
+    with pytest.raises(
+        UnknownNameError, match=r"unknown model 'nosuch/dir'; .*; there is no folder of that name either"
+    ):
+        run("nosuch/dir")
     with pytest.raises(StabilityError, match="is a run with its own network and data; leave --controller, --data out"):
         run(tmp_path, "--controller", "lstm", "--data", "digits")
     broken = tmp_path / "w.safetensors"

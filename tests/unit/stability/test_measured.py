@@ -158,6 +158,24 @@ def test_eigenvalues_agree_with_the_dense_jacobian(small, count):
     assert square == 4  # two blocks of six change the size
 
 
+def test_eigenvalues_are_computed_by_one_thread_and_the_others_come_back(small, monkeypatch):
+    """On a busy machine, thousands of tiny passes spend most of their time waiting for a second thread."""
+    before, seen = torch.get_num_threads(), []
+
+    def fails(*args, **options):
+        seen.append(torch.get_num_threads())
+        raise ValueError("no Arnoldi here")
+
+    monkeypatch.setattr("scipy.sparse.linalg.eigs", fails)
+    torch.set_num_threads(3)
+    try:
+        with pytest.raises(ValueError, match="no Arnoldi here"):
+            euler_condition(small)
+        assert (seen, torch.get_num_threads()) == ([1], 3)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_eigenvalues_that_did_not_converge_certify_nothing(small, monkeypatch):
     """Arnoldi may have missed the largest: a large one still refutes Eq. 4, small ones do not prove it."""
     for found, stable in ((np.array([0.5, 0.2]), None), (np.array([2.0, 0.5]), False)):
