@@ -221,7 +221,12 @@ def test_a_broken_claim_is_named_where_only_the_counts_are_listed(tmp_path):
     assert "table1.toml" in result.stderr
 
 
-def test_counts_take_no_overrides(tmp_path):
-    result = run(tmp_path, "reproduce", "counts", "run.epochs=3", "--list")
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [(["run.epochs=3"], "run.epochs=3 would change nothing"), (["--claims", "nosuch"], "--claims nosuch: there is no")],
+)
+def test_what_would_have_no_effect_is_refused(tmp_path, more, told):
+    result = run(tmp_path, "reproduce", "counts", *more, "--list")
     assert result.returncode == 2
-    assert "run.epochs=3 would change nothing" in result.stderr
+    (line,) = result.stderr.splitlines()
+    assert told in line
