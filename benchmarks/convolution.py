@@ -272,8 +272,10 @@ def summary(found: list[dict]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=int, nargs="+", default=[128, 64])
-    parser.add_argument("--channels", type=int, nargs="+", default=list(LAYERS), choices=list(LAYERS))
+    parser.add_argument("--batches", type=int, nargs="+", default=[128, 64], help="images at once")
+    parser.add_argument(
+        "--channels", type=int, nargs="+", default=list(LAYERS), choices=list(LAYERS), help="of the layer"
+    )
     parser.add_argument("--calls", type=int, default=20, help="calls in one graph")
     parser.add_argument("--rounds", type=int, default=9, help="replays of a graph")
     parser.add_argument("--steps", action="store_true", help="time whole training steps, too")

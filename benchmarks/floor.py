@@ -20,8 +20,10 @@ from timestepper.bench.floor import measure_ceilings, training_floor
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", default=["cifar/resnet56:64"], help="MODEL:BATCH")
-    parser.add_argument("--precision", choices=("float32", "bf16"), default="bf16")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--precision", choices=("float32", "bf16"), default="bf16", help="of features and weights")
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="where the ceilings are measured"
+    )
     options = parser.parse_args()
     bf16 = options.precision == "bf16"
     ceilings = measure_ceilings(torch.device(options.device), torch.bfloat16 if bf16 else torch.float32)

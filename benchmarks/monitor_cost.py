@@ -73,12 +73,14 @@ def measure(model: str, batch: int, options: argparse.Namespace, device: torch.d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", default=["cifar/resnet20:64", "cifar/resnet56:64", "cifar/resnet110:64"])
-    parser.add_argument("--mode", choices=MODES, default="compiled+graph")
-    parser.add_argument("--precision", default="bf16")
-    parser.add_argument("--input-size", type=int, default=32)
+    parser.add_argument(
+        "cases", nargs="*", default=["cifar/resnet20:64", "cifar/resnet56:64", "cifar/resnet110:64"], help="MODEL:BATCH"
+    )
+    parser.add_argument("--mode", choices=MODES, default="compiled+graph", help="how an update is run")
+    parser.add_argument("--precision", default="bf16", help="of the training")
+    parser.add_argument("--input-size", type=int, default=32, help="edge of an image")
     parser.add_argument("--steps", type=int, default=50, help="training steps in one timing")
-    parser.add_argument("--looks", type=int, default=9)
+    parser.add_argument("--looks", type=int, default=9, help="of the monitor; their median counts")
     parser.add_argument("--commit", help="recorded where the source carries no history")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures here")
     options = parser.parse_args()

@@ -1,10 +1,13 @@
-"""Files that are either whole or not there."""
+"""Files that are either whole or not there, and the checksum of what is in them."""
 
 import contextlib
 import errno
+import hashlib
+import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from timestepper.errors import DiskFullError, RunDirectoryError, TimestepperError
 
@@ -81,6 +84,11 @@ def explain(error: OSError, path: Path, need: int = 0) -> TimestepperError:
         return disk_full(path, need)
     hint = _HINTS.get(error.errno or 0, "check that the folder is writable")
     return RunDirectoryError(f"cannot write {path}: {error.strerror or error}; {hint}")
+
+
+def digest(content: Any) -> str:
+    """sha256 of the canonical JSON, to notice a record that was edited by hand."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def disk_full(path: Path, need: int) -> DiskFullError:

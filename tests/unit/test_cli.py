@@ -72,6 +72,8 @@ def test_an_override_is_blamed_and_not_the_recipe(call):
     assert refused(call("train", "smoke/digits", "foo.bar=1")).startswith(
         "error: override 'foo.bar=1': unknown section"
     )
+    told = refused(call("train", "smoke/digits", "schedule.warmup_epochs=9"))
+    assert "digits.toml with override 'schedule.warmup_epochs=9': schedule.warmup_epochs 9 is more than" in told
 
 
 @pytest.mark.parametrize("name", ["table2", "paper/table2"])

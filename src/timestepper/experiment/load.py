@@ -142,7 +142,7 @@ def _recipe(tables: Mapping[str, Any], source: str, origins: Mapping[str, str]) 
             raise RecipeError(f"{source}: {name} must be a section, written [{name}]")
         parts[name] = _section(known[name], name, table, source, origins)
     recipe = Recipe(**parts)
-    _check_together(recipe, source)
+    _check_together(recipe, f"{source} with {', '.join(origins.values())}" if origins else source)
     return recipe
 
 

@@ -1,7 +1,6 @@
 """The record of a finished run, with all that is needed to trust it. The only writer of results/."""
 
 import contextlib
-import hashlib
 import json
 import os
 import platform
@@ -15,7 +14,7 @@ from timestepper.engine.rundir import TIMING
 from timestepper.errors import RecordError, first_line
 from timestepper.experiment.load import as_dict
 from timestepper.experiment.schema import Recipe
-from timestepper.files import make_folder, write_atomic
+from timestepper.files import digest, make_folder, write_atomic
 
 SCHEMA = 1
 RECORD = "record.json"
@@ -104,11 +103,6 @@ def label(name: str, recipe: dict[str, Any], seed: int, settings: dict[str, Any]
     """What was run, in words as far as they go; the rest of the settings as the beginning of their digest."""
     parts = (name.replace("/", "-"), recipe["model"]["name"].replace("/", "-"), recipe["controller"]["kind"])
     return f"{'_'.join(parts)}_{digest(settings)[:8]}_seed{seed}"
-
-
-def digest(content: dict[str, Any]) -> str:
-    """sha256 of the canonical JSON, to notice a record that was edited by hand."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def versions() -> dict[str, str]:

@@ -1,6 +1,5 @@
 """Reading ``results/*.json``: a record that is damaged, edited, unfinished or of another schema never gets through."""
 
-import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from timestepper.errors import RecordError
+from timestepper.files import digest
 from timestepper.report import strict
 from timestepper.report.record_checks import check
 
@@ -101,8 +101,3 @@ def _read(path: Path) -> Record:
     record = strict.build(Record, {**known, "path": str(path)}, str(path))
     check(record)
     return record
-
-
-def digest(content: Any) -> str:
-    """sha256 of the canonical JSON, as the writer of records makes it."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
