@@ -87,8 +87,14 @@ def explain(error: OSError, path: Path, need: int = 0) -> TimestepperError:
 
 
 def digest(content: Any) -> str:
-    """sha256 of the canonical JSON, to notice a record that was edited by hand."""
+    """sha256 of the canonical JSON."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def signed(content: dict[str, Any]) -> dict[str, Any]:
+    """The content with its checksum, which stands last, so that an edit by hand is noticed."""
+    content = {key: value for key, value in content.items() if key != "sha256"}
+    return {**content, "sha256": digest(content)}
 
 
 def disk_full(path: Path, need: int) -> DiskFullError:

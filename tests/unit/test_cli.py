@@ -1,7 +1,6 @@
 """The command line as a user meets it: what a mistake prints, and what it leaves behind."""
 
 import sys
-from types import SimpleNamespace
 
 import pytest
 import typer.main
@@ -36,18 +35,9 @@ def refused(answer):
     return err
 
 
-@pytest.fixture
-def trained(monkeypatch):
-    """Stands for a run directory that has a network to fold."""
-    recipe = SimpleNamespace(controller=SimpleNamespace(kind="lstm"), model=SimpleNamespace(name="cifar/resnet8"))
-    found = SimpleNamespace(recipe=recipe, model=None, path="run")
-    monkeypatch.setattr("timestepper.engine.rundir.check_run", lambda path: None)
-    monkeypatch.setattr("timestepper.experiment.finish.restore", lambda run, **options: found)
-    monkeypatch.setattr("timestepper.saving.save_folded", lambda model, path: path.touch())
-
-
-@pytest.mark.usefixtures("trained")
 def test_fold_names_its_file_and_makes_the_folder_for_it(call, tmp_path):
+    tiny = ("run.epochs=1", "run.tensorboard=false", "runtime.device=cpu")
+    assert call("train", "smoke/digits-lstm", *tiny, "--run-dir", "run")[0] == 0
     assert "name a file" in refused(call("fold", "run", "-o", ""))
     assert "name a file" in refused(call("fold", "run", "-o", tmp_path))
     (tmp_path / "file").touch()

@@ -15,14 +15,12 @@ def evaluate(
     import json as json_format
     import os
 
-    from timestepper.engine.rundir import check_run
     from timestepper.engine.runtime import choose_device
     from timestepper.errors import RecipeError
     from timestepper.experiment import build, finish
 
     if "RANK" in os.environ:
         raise RecipeError("evaluate runs in one process; start it without torchrun")
-    check_run(run)
     place = choose_device(device)
     trained = finish.restore(run)
     figures = finish.evaluate(trained, build.runtime(trained.recipe, place, finish.note))

@@ -14,12 +14,10 @@ def fold(
 ) -> None:
     """Fold the newest sound checkpoint of RUN into a plain network's weights."""
     from timestepper import saving
-    from timestepper.engine.rundir import check_run
     from timestepper.errors import RunDirectoryError
     from timestepper.experiment import finish
     from timestepper.files import check_file, prepare_file
 
-    check_run(run)
     check_file(output)
     trained = finish.restore(run, needs_data=False)
     if trained.recipe.controller.kind == "none":

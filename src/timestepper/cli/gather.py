@@ -2,10 +2,11 @@
 
 import functools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from timestepper.errors import TimestepperError
+from timestepper.errors import RunDirectoryError, TimestepperError
 from timestepper.report import Computed, Pending, groups, names
 from timestepper.report.claims import Claim, Claims
 from timestepper.report.counts import wanted
@@ -91,6 +92,13 @@ def _usual(data: str) -> groups.Task:
 
     folder = "paper" if data in names.PAPER_DATA else "smoke"
     return groups.task_from(as_dict(load(f"{folder}/{data}")))
+
+
+def check_folders(given: Mapping[str, Path | None]) -> None:
+    """Refuse a folder that an option names and that is not there; None is an option that was left out."""
+    for option, folder in given.items():
+        if folder is not None and not folder.is_dir():
+            raise RunDirectoryError(f"{option} {folder}: there is no such folder; name one or leave the option out")
 
 
 def warn(problems: Sequence[str]) -> None:

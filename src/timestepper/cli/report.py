@@ -28,9 +28,7 @@ def report(
 
     if out.is_dir() or out.suffix == ".md":
         raise RunDirectoryError(f"--out {out}: name the page, such as report.html; its tables go beside it as .md")
-    for option, folder in (("--results", results), ("--claims", claims)):
-        if folder is not None and not folder.is_dir():
-            raise RunDirectoryError(f"{option} {folder}: there is no such folder; name one or leave the option out")
+    gather.check_folders({"--results": results, "--claims": claims})
     results = results or Path("results")
     found_claims, problems = reports.load_claims(claims or FOLDER)
     records, damaged = reports.load_records(results)

@@ -54,8 +54,7 @@ def reproduce(
         raise RecipeError("--jobs trains several runs in one process; start it without torchrun, or leave --jobs out")
     if name == "counts" and overrides:
         raise RecipeError(f"counts trains nothing, so {' '.join(overrides)} would change nothing; leave it out")
-    if claims is not None and not claims.is_dir():
-        raise RecipeError(f"--claims {claims}: there is no such folder; name one or leave the option out")
+    gather.check_folders({"--claims": claims})
     found_claims, problems = report.load_claims(claims or FOLDER)
     records, damaged = report.load_records(results)
     steps: list[Step] = []

@@ -154,10 +154,8 @@ class Subject:
 
 def load_run(path: Path) -> Subject:
     """The network and the test images of a run directory, with the weights of its newest sound checkpoint."""
-    from timestepper.engine.rundir import check_run
     from timestepper.experiment.finish import restore
 
-    check_run(path)
     trained = restore(path)
     return Subject(trained.model, trained.data.test)
 

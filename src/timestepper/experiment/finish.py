@@ -15,7 +15,7 @@ from timestepper.engine.checkpoint import Checkpoints, check
 from timestepper.engine.distributed import Group
 from timestepper.engine.evaluation import Evaluation
 from timestepper.engine.metrics import read_lines
-from timestepper.engine.rundir import CHECKPOINTS, METRICS, RECIPE
+from timestepper.engine.rundir import CHECKPOINTS, METRICS, RECIPE, check_run
 from timestepper.engine.runtime import Runtime
 from timestepper.errors import CheckpointError, RunDirectoryError
 from timestepper.experiment import build
@@ -75,11 +75,12 @@ def _shape(path: Path, state: dict[str, Any]) -> SimpleNamespace:
 
 def recipe_of(run: Path) -> Recipe:
     """The recipe that a run directory was trained with."""
+    check_run(run)
     path = run / RECIPE
     try:
         return loads(path.read_text(), str(path))
     except OSError as error:
-        raise RunDirectoryError(f"{run} is no run directory ({RECIPE}: {error.strerror})") from None
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}; check its permissions") from None
 
 
 def evaluate(trained: Trained, runtime: Runtime, poll: Callable[[], None] = lambda: None) -> dict[str, Any]:

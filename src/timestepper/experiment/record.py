@@ -14,7 +14,7 @@ from timestepper.engine.rundir import TIMING
 from timestepper.errors import RecordError, first_line
 from timestepper.experiment.load import as_dict
 from timestepper.experiment.schema import Recipe
-from timestepper.files import digest, make_folder, write_atomic
+from timestepper.files import digest, make_folder, signed, write_atomic
 
 SCHEMA = 1
 RECORD = "record.json"
@@ -71,19 +71,9 @@ def read(run: Path) -> dict[str, Any]:
         content = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{path}: not readable ({first_line(error)}); {again}") from None
-    if not isinstance(content, dict) or content.get("sha256") != digest(_without_digest(content)):
+    if not isinstance(content, dict) or content.get("sha256") != signed(content)["sha256"]:
         raise RecordError(f"{path}: changed since the run wrote it (its checksum does not fit); {again}")
     return content
-
-
-def signed(content: dict[str, Any]) -> dict[str, Any]:
-    """The content with its checksum, which stands last."""
-    content = _without_digest(content)
-    return {**content, "sha256": digest(content)}
-
-
-def _without_digest(content: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in content.items() if key != "sha256"}
 
 
 def publish(run: Path, results: Path) -> None:

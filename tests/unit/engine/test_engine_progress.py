@@ -23,9 +23,15 @@ def test_one_plain_line_per_epoch_where_there_is_no_terminal(capsys):
     assert lines[1] == "a note with [brackets]"
 
 
-def test_the_speed_of_an_epoch_is_that_of_its_own_steps(monkeypatch, capsys):
-    passed = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: passed[0])
+@pytest.fixture
+def passed(monkeypatch):
+    """Seconds on a clock that stands still unless told."""
+    seconds = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: seconds[0])
+    return seconds
+
+
+def test_the_speed_of_an_epoch_is_that_of_its_own_steps(passed, capsys):
     display = Display()
     display.start(0, 100)
     for epoch, seconds in ((1, 0.01), (2, 0.02)):
@@ -37,9 +43,7 @@ def test_the_speed_of_an_epoch_is_that_of_its_own_steps(monkeypatch, capsys):
     assert re.findall(r"[\d,]+ images/s", capsys.readouterr().out) == ["6,400 images/s", "3,200 images/s"]
 
 
-def test_an_epoch_of_one_step_has_a_speed(monkeypatch, capsys):
-    passed = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: passed[0])
+def test_an_epoch_of_one_step_has_a_speed(passed, capsys):
     display = Display()
     display.start(0, 2)
     for epoch, seconds in ((1, 0.5), (2, 0.25)):

@@ -4,7 +4,7 @@ import math
 import pytest
 
 from timestepper import report
-from timestepper.report.records import digest
+from timestepper.files import digest
 
 
 @pytest.fixture

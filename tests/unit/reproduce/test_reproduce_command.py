@@ -8,7 +8,7 @@ import signal
 import pytest
 from tiny_reproduce import run, stop_when
 
-from timestepper.report.records import digest
+from timestepper.files import digest
 
 SET = """
 set = "mini"
