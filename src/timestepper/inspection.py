@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from timestepper.adapters import skipped_blocks
 from timestepper.api import Attached, detach, find_attached, step_sizes
 from timestepper.equations import evolution_time
+from timestepper.errors import UnknownNameError
 
 
 @dataclass(frozen=True)
@@ -78,16 +79,20 @@ def summary(net: nn.Module, input_size: tuple[int, int, int] = (3, 224, 224)) ->
 
 
 @torch.no_grad()
-def descriptor_influence(net: nn.Module) -> dict[str, float]:
-    """By stage, how far any step size moves when the controller is shown zeros instead of the weights.
+def descriptor_influence(net: nn.Module, shown: str = "zeros") -> dict[str, float]:
+    """By stage, how far any step size moves when the controller is shown something else than the weights.
 
-    Near zero: the controller does not read the weights, and its step sizes are constants that it has learned.
+    ``zeros``: near zero, the controller does not read the weights, and its step sizes are constants that it has learned.
+    ``mean``, for every block the mean of its stage: near zero, the controller does not tell the blocks apart.
     """
+    if shown not in ("zeros", "mean"):
+        raise UnknownNameError(f"unknown replacement {shown!r}; a controller can be shown zeros or mean")
     attached = find_attached(net)
     moved = {}
     for stage, controller in attached.controlled():
         described = attached.descriptors(stage, controller)
-        moved[stage.name] = (controller(described) - controller(torch.zeros_like(described))).abs().max().item()
+        other = torch.zeros_like(described) if shown == "zeros" else described.mean(0, keepdim=True).expand_as(described)
+        moved[stage.name] = (controller(described) - controller(other)).abs().max().item()
     return moved
 
 

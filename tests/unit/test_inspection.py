@@ -80,6 +80,19 @@ def test_the_influence_of_the_weights_is_measured():
     assert set(timestepper.descriptor_influence(timestepper.attach(model, "independent")).values()) == {0.0}
 
 
+def test_whether_a_controller_tells_blocks_apart_is_measured():
+    torch.manual_seed(3)
+    model = create_model("cifar/resnet20")
+    for block in model.layer1[1:]:
+        block.load_state_dict(model.layer1[0].state_dict())
+    net = timestepper.attach(model, descriptor="visible")
+    assert timestepper.descriptor_influence(net)["layer1"] > 1e-2  # read, with nothing to tell apart
+    apart = timestepper.descriptor_influence(net, shown="mean")
+    assert apart["layer1"] < 1e-6 < 1e-3 < min(apart["layer2"], apart["layer3"])
+    with pytest.raises(timestepper.errors.UnknownNameError, match="unknown replacement 'ones'"):
+        timestepper.descriptor_influence(net, shown="ones")
+
+
 def test_an_influence_that_only_lowers_step_sizes_is_one():
     net = timestepper.attach(create_model("cifar/resnet8"), "two_fc")
     for controller in net.controllers.values():
