@@ -82,17 +82,18 @@ def summary(net: nn.Module, input_size: tuple[int, int, int] = (3, 224, 224)) ->
 def descriptor_influence(net: nn.Module, shown: str = "zeros") -> dict[str, float]:
     """By stage, how far any step size moves when the controller is shown something else than the weights.
 
-    ``zeros``: near zero, the controller does not read the weights, and its step sizes are constants that it has learned.
+    ``zeros``: near zero, the controller does not read the weights; its step sizes are constants that it has learned.
     ``mean``, for every block the mean of its stage: near zero, the controller does not tell the blocks apart.
     """
-    if shown not in ("zeros", "mean"):
+    replacement = {"zeros": torch.zeros_like, "mean": lambda rows: rows.mean(0, keepdim=True).expand_as(rows)}
+    if shown not in replacement:
         raise UnknownNameError(f"unknown replacement {shown!r}; a controller can be shown zeros or mean")
     attached = find_attached(net)
     moved = {}
     for stage, controller in attached.controlled():
         described = attached.descriptors(stage, controller)
-        other = torch.zeros_like(described) if shown == "zeros" else described.mean(0, keepdim=True).expand_as(described)
-        moved[stage.name] = (controller(described) - controller(other)).abs().max().item()
+        other = controller(replacement[shown](described))
+        moved[stage.name] = (controller(described) - other).abs().max().item()
     return moved
 
 

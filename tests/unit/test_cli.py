@@ -5,6 +5,7 @@ import sys
 import pytest
 import typer.main
 
+import timestepper
 from timestepper import cli
 
 
@@ -99,6 +100,26 @@ def test_report_refuses_a_folder_that_is_not_there(call, tmp_path, option):
 
 def test_check_data_is_silent_where_there_is_no_terminal(call):
     assert call("check-data", "digits") == (0, "digits: all files are good\n", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("trane",), "No such command 'trane'. Did you mean 'train'?; see timestepper --help"),
+        (("train", "--sed", "3"), "No such option: --sed"),
+        (("evaluate",), "Missing argument 'run'; see timestepper evaluate --help"),
+        (("reproduce", "table2", "--jobs", "x"), "Invalid value for '--jobs'"),
+        (("inspect", "timm/resnet18", "more"), "unexpected extra argument"),
+    ],
+)
+def test_a_mistyped_command_line_is_one_line_too(call, command, said):
+    assert said in refused(call(*command))
+
+
+def test_help_and_version_need_no_command(call):
+    assert call("--version") == (0, f"timestepper {timestepper.__version__}\n", "")
+    assert "learn their own time steps" in call()[1]
+    assert call() == call("--help")
 
 
 def test_every_option_is_explained(call):

@@ -7,18 +7,23 @@ One file per command, beside two helpers: ``gather`` for the commands that print
 import importlib
 import os
 import sys
+from typing import Annotated, Any
 
 import typer
 
+import timestepper
 from timestepper.errors import TimestepperError
 
 app = typer.Typer(
     name="timestepper",
     help="Residual networks that learn their own time steps. With --debug, an error shows its traceback.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+_UsageError: Any = typer.BadParameter.__mro__[
+    1
+]  # click's own; typer brings click with it or imports it, version by version
 
 # Each module holds a function of its own name, which is the command.
 COMMANDS = (
@@ -41,6 +46,21 @@ for _name in COMMANDS:
     app.command(_name.replace("_", "-"))(getattr(importlib.import_module(f"timestepper.cli.{_name}"), _name))
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"timestepper {timestepper.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """What may stand before a command."""
+
+
 def main() -> None:
     """Run a command. A process of torchrun then leaves without the interpreter's own end.
 
@@ -60,9 +80,14 @@ def main() -> None:
 def _run() -> None:
     """A user's mistake is one line on stderr, a traceback only with --debug."""
     debug = "--debug" in sys.argv
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"] or ["--help"]
     try:
-        app(arguments)
+        # Not standalone, the exit code that a command raises comes back as a value, and a wrong command line comes out.
+        sys.exit(app(arguments, prog_name="timestepper", standalone_mode=False) or 0)
+    except _UsageError as error:
+        where = error.ctx.command_path if error.ctx else "timestepper"
+        print(f"error: {error.format_message().rstrip('.')}; see {where} --help", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
     except TimestepperError as error:
         if debug:
             raise
