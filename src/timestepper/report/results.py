@@ -172,7 +172,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
         rows.append((Cell(verdict.statement.text), *cells, Cell(verdict.detail), Cell(where)))
     caption = (
         "Verdicts: reproduced where the whole 95% interval over seeds lies where the statement puts it; not reproduced "
-        "otherwise, which can also mean too few seeds"
+        "otherwise, be it that the runs speak against the statement or that so few seeds leave it open"
     )
     return Table("verdicts", caption, ("The paper says", "Where", "Verdict", "Measured", "On"), tuple(rows))
 

@@ -6,8 +6,8 @@ from typing import Any
 from timestepper.report import counts, quantities, verdicts
 from timestepper.report.claims import Claims
 from timestepper.report.figures import by_task, differences, plain_of, same_start_of
-from timestepper.report.groups import Group, Task
-from timestepper.report.names import subject_name
+from timestepper.report.groups import Group, Task, schedule_label
+from timestepper.report.names import PAPER_DATA, subject_name
 from timestepper.report.statistics import interval, signed
 
 
@@ -21,9 +21,7 @@ def summarise(
     """A few sentences."""
     runs = sum(len(group.runs) for group in groups)
     lines = [f"{runs} finished {'run' if runs == 1 else 'runs'}."] if runs else ["No finished runs yet."]
-    best = _main_task(groups)
-    if best:
-        lines.append(_compare(best, label))
+    lines += [_compare(bundle, label) for bundle in _main_tasks(groups, claims)]
     if found:
         lines.append(_count_verdicts(verdicts.headline(found)))
     if counted:
@@ -34,10 +32,13 @@ def summarise(
 
 def _count_verdicts(chosen: Sequence[verdicts.Verdict]) -> str:
     states = [verdict.state for verdict in chosen]
+    against = sum(verdict.against for verdict in chosen)
+    missed = f"{states.count(verdicts.NOT_REPRODUCED)} are not"
+    if verdicts.NOT_REPRODUCED in states:
+        missed += f" (the runs speak against {against} of them and leave the others open)"
     text = (
         f"Of {len(states)} statements of the paper that can be checked, {states.count(verdicts.REPRODUCED)} are "
-        f"reproduced, {states.count(verdicts.NOT_REPRODUCED)} are not, and {states.count(verdicts.NOT_RUN)} are not "
-        "yet run"
+        f"reproduced, {missed}, and {states.count(verdicts.NOT_RUN)} are not yet run"
     )
     decided = [verdict for verdict in chosen if verdict.state != verdicts.NOT_RUN]
     lesser = sum(verdict.short or verdict.stand_in for verdict in decided)
@@ -46,10 +47,13 @@ def _count_verdicts(chosen: Sequence[verdicts.Verdict]) -> str:
     return f"{text}."
 
 
-def _main_task(groups: Sequence[Group]) -> list[Group]:
-    """The task with most runs among those that have a plain network to compare with."""
+def _main_tasks(groups: Sequence[Group], claims: Claims) -> list[list[Group]]:
+    """Of the tasks with a plain network to compare with, one of the paper's schedule and the one with most runs."""
     bundles = [bundle for bundle in by_task(groups).values() if plain_of(bundle) and len(bundle) > 1]
-    return max(bundles, key=lambda bundle: sum(len(group.runs) for group in bundle), default=[])
+    bundles.sort(key=lambda bundle: -sum(len(group.runs) for group in bundle))
+    tasks = ((bundle, bundle[0].task) for bundle in bundles)
+    own = [bundle for bundle, task in tasks if task.data in PAPER_DATA and schedule_label(task, claims)[1]]
+    return own[:1] + [bundle for bundle in bundles[:1] if bundle not in own[:1]]
 
 
 def _compare(bundle: list[Group], label: Callable[[Task], str]) -> str:

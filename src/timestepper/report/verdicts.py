@@ -1,13 +1,14 @@
 """A verdict on every statement of the paper that the records can decide.
 
 Each check comes down to one number per seed (a paired difference, a slope, a distance) and to what its 95% interval
-must do: lie below zero, above zero, or inside a margin.
+must do: lie below zero, above zero, or inside a margin. If it does not, no part of it may (the runs speak against the
+statement) or some part (they leave it open).
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from timestepper.report import quantities
 from timestepper.report.claims import Claim, Claims, Statement
@@ -21,6 +22,14 @@ REPRODUCED, NOT_REPRODUCED, NOT_RUN = "reproduced", "not reproduced", "not yet r
 Measure = Callable[[Record], float | None]
 
 
+class Finding(NamedTuple):
+    """The outcome of a check; ``against``: no part of the interval lies where the statement puts it."""
+
+    state: str
+    detail: str
+    against: bool = False
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What the runs say to one statement in one place (task and schedule)."""
@@ -32,6 +41,7 @@ class Verdict:
     where: str = ""
     short: bool = False
     stand_in: bool = False
+    against: bool = False
 
 
 def judge(claims: Claims, groups: Sequence[Group], solutions: dict[str, Any] | None = None) -> list[Verdict]:
@@ -79,7 +89,8 @@ def _judge_runs(claim: Claim, statement: Statement, claims: Claims, groups: Sequ
                 label = how(task, claims, condition_labels(group.task for group in here)[task])
                 network = "" if statement.check == "trend" else f"{model_name(task.model)}, "
                 where = f"{network}{data_name(task.data)}, {label}"
-                verdicts.append(Verdict(claim, statement, *result, where, not as_paper, stand_in))
+                state, detail, against = result
+                verdicts.append(Verdict(claim, statement, state, detail, where, not as_paper, stand_in, against))
     return verdicts or [Verdict(claim, statement, NOT_RUN, "", _places(statement))]
 
 
@@ -104,8 +115,8 @@ def _by_conditions(groups: Sequence[Group], across_models: bool) -> list[tuple[T
     return [(bundle[0].task, bundle) for bundle in bundles.values()]
 
 
-def _examine(statement: Statement, groups: list[Group]) -> tuple[str, str] | None:
-    """State and detail; None where nothing of the kind was run."""
+def _examine(statement: Statement, groups: list[Group]) -> Finding | None:
+    """None where nothing of the kind was run."""
     if statement.check == "trend":
         return _trend(statement, groups)
     if statement.check in ("near", "increasing"):
@@ -143,13 +154,17 @@ def _measure(quantity: str, level: float | None = None) -> Measure:
     }[quantity]
 
 
-def _lower(statement: Statement, intervals: list[tuple[float | None, Interval]]) -> tuple[str, str]:
+def _lower(statement: Statement, intervals: list[tuple[float | None, Interval]]) -> Finding:
     fewest = min((found for _, found in intervals), key=lambda found: found.count)
     if not fewest.known:  # a level that one seed alone was measured at decides nothing, and so neither do the others
         return _too_few(fewest)
     unit = "" if "loss" in statement.quantity else " points"
-    holds = [found.high < 0 for _, found in intervals if found.high is not None]
-    level, worst = max(intervals, key=lambda item: item[1].high if item[1].high is not None else math.inf)
+    spans = [(found.low or 0.0, found.high or 0.0) for _, found in intervals]
+    holds = [high < 0 for _, high in spans]
+    against = any(low > 0 for low, _ in spans)
+    # The level to name: the one that speaks against the statement the most, or that says the least for it.
+    weakest = max(range(len(spans)), key=lambda index: spans[index][0 if against else 1])
+    level, worst = intervals[weakest]
     detail = f"difference {signed(worst.mean)}{unit} {worst.bounds()}, {worst.count} seeds"
     if statement.quantity == "mean_test_error":
         detail = f"error averaged over all epochs: {detail}"
@@ -157,18 +172,25 @@ def _lower(statement: Statement, intervals: list[tuple[float | None, Interval]])
         detail = f"holds at {sum(holds)} of {len(holds)} noise levels; weakest at {level:g}: {detail}"
     if statement.gain is not None:
         detail += f"; the paper has {signed(-statement.gain)}"
-    return (REPRODUCED if all(holds) else NOT_REPRODUCED), detail
+    return _weigh(all(holds), against, detail)
 
 
-def _similar(found: Interval, margin: float) -> tuple[str, str]:
+def _weigh(holds: bool, against: bool, detail: str) -> Finding:
+    if holds:
+        return Finding(REPRODUCED, detail)
+    return Finding(NOT_REPRODUCED, f"{detail}; this {'speaks against it' if against else 'leaves it open'}", against)
+
+
+def _similar(found: Interval, margin: float) -> Finding:
     """Alike is more than "no difference seen": the whole interval must be small."""
     if found.low is None or found.high is None:
         return _too_few(found)
     detail = f"difference {signed(found.mean)} points {found.bounds()}, {found.count} seeds; allowed ±{margin:g}"
-    return (REPRODUCED if -margin <= found.low and found.high <= margin else NOT_REPRODUCED), detail
+    holds = -margin <= found.low and found.high <= margin
+    return _weigh(holds, found.low > margin or found.high < -margin, detail)
 
 
-def _steps(statement: Statement, groups: list[Group]) -> tuple[str, str] | None:
+def _steps(statement: Statement, groups: list[Group]) -> Finding | None:
     group = _subject(groups, statement.group)
     if group is None:
         return None
@@ -184,13 +206,13 @@ def _steps(statement: Statement, groups: list[Group]) -> tuple[str, str] | None:
         return _too_few(found)
     if statement.check == "increasing":
         detail = f"first to last block of the last stage {signed(found.mean, 3)} {found.bounds(3)}, {found.count} seeds"
-        return (REPRODUCED if found.low > 0 else NOT_REPRODUCED), detail
+        return _weigh(found.low > 0, found.high < 0, detail)
     detail = f"largest distance from {statement.value:g}: {found.mean:.3f} {found.bounds(3)}, {found.count} seeds"
     margin = statement.margin or 0.0
-    return (REPRODUCED if found.high <= margin else NOT_REPRODUCED), f"{detail}; allowed {margin:g}"
+    return _weigh(found.high <= margin, found.low > margin, f"{detail}; allowed {margin:g}")
 
 
-def _trend(statement: Statement, groups: list[Group]) -> tuple[str, str] | None:
+def _trend(statement: Statement, groups: list[Group]) -> Finding | None:
     """Slope over the logarithm of the depth, seed by seed."""
     curves: dict[int, list[tuple[float, float]]] = {}
     depths = []
@@ -218,12 +240,12 @@ def _trend(statement: Statement, groups: list[Group]) -> tuple[str, str] | None:
     detail = f"{signed(found.mean)}{unit} per doubling of depth {found.bounds()}, {found.count} seeds; depth {listed}"
     if len(depths) < len(statement.over):
         detail += f" ({len(depths)} of {len(statement.over)} depths)"
-    holds = found.high < 0 if statement.direction == "falling" else found.low > 0
-    return (REPRODUCED if holds else NOT_REPRODUCED), detail
+    falls, rises = found.high < 0, found.low > 0
+    return _weigh(falls, rises, detail) if statement.direction == "falling" else _weigh(rises, falls, detail)
 
 
-def _too_few(found: Interval) -> tuple[str, str]:
-    return NOT_RUN, f"one seed gives {signed(found.mean, 3)} and no interval; two or more are needed"
+def _too_few(found: Interval) -> Finding:
+    return Finding(NOT_RUN, f"one seed gives {signed(found.mean, 3)} and no interval; two or more are needed")
 
 
 # -- statements about Figure 1 ---------------------------------------------------------------------------------------
@@ -244,4 +266,5 @@ def _judge_solution(claim: Claim, statement: Statement, solutions: dict[str, Any
     else:
         holds = shrinks == (statement.check == "stable")
         detail = f"|y| ends at {abs(values[-1]):.2g} after {found['steps']} steps; largest error {found['error']:.2g}"
-    return Verdict(claim, statement, REPRODUCED if holds else NOT_REPRODUCED, detail, "computed for this page")
+    state = REPRODUCED if holds else NOT_REPRODUCED
+    return Verdict(claim, statement, state, detail, "computed for this page", against=not holds)

@@ -122,8 +122,13 @@ def test_the_first_paragraph_counts_the_verdicts_and_says_which_rest_on_less():
         verdicts.Verdict(claim, Statement(str(number), "", "lower", "test_error"), state, "")
         for number, state in enumerate(states)
     ]
-    told = "Of 6 statements of the paper that can be checked, 1 are reproduced, 2 are not, and 3 are not yet run"
+    found[1] = replace(found[1], against=True)
+    told = (
+        "Of 6 statements of the paper that can be checked, 1 are reproduced, 2 are not (the runs speak against 1 of "
+        "them and leave the others open), and 3 are not yet run"
+    )
     assert summarise([], {}, found, None, str)[-1] == f"{told}."
+    assert "1 are reproduced, 0 are not, and 3 are" in summarise([], {}, [found[0], *found[3:]], None, str)[-1]
     lesser = [replace(found[0], short=True), replace(found[1], stand_in=True), *found[2:]]
     rest = "; 2 of these 3 verdicts rest on a short schedule or on a smaller stand-in."
     assert summarise([], {}, lesser, None, str)[-1] == told + rest
@@ -134,6 +139,23 @@ def test_the_first_paragraph_is_about_the_task_with_most_runs(records):
     lines = summarise(group([*once, *records]), {}, [], None, lambda task: f"{task.epochs} epochs")
     assert lines[0] == "6 finished runs."
     assert lines[1].startswith("2 epochs: ")
+
+
+def test_the_first_paragraph_begins_with_the_paper_s_own_schedule(records):
+    """Even where fewer runs follow it than a short one; what the paper has no schedule for is no such task."""
+    claims, _ = report.load_claims()
+
+    def on_cifar(chosen, *overrides):
+        kinds = (f"controller.kind={record.recipe['controller']['kind']}" for record in chosen)
+        recipes = (as_dict(load("paper/cifar10", [*overrides, kind])) for kind in kinds)
+        return [replace(record, recipe=recipe) for record, recipe in zip(chosen, recipes, strict=True)]
+
+    own = on_cifar([record for record in records if record.seed == 0])
+    short = on_cifar(records, "run.epochs=120", "data.batch_size=128")
+    lines = summarise(group([*own, *short, *records]), claims, [], None, lambda task: f"{task.epochs} epochs")
+    assert [line.partition(":")[0] for line in lines[1:]] == ["300 epochs", "120 epochs"]
+    assert len(summarise(group([*own, *records]), claims, [], None, str)) == 3
+    assert len(summarise(group(own), claims, [], None, str)) == 2
 
 
 def test_a_short_schedule_is_marked_wherever_it_appears(records, tmp_path):

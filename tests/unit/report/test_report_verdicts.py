@@ -34,18 +34,22 @@ def with_errors(record, subject, errors, model=None):
 
 
 @pytest.mark.parametrize(
-    ("lstm", "plain", "state"),
+    ("lstm", "plain", "state", "against"),
     [
-        ([6.9, 7.0, 6.8], [8.6, 8.8, 8.7], REPRODUCED),
-        ([8.6, 8.8, 8.7], [6.9, 7.0, 6.8], NOT_REPRODUCED),
-        ([6.9, 9.0, 8.0], [7.2, 8.8, 8.1], NOT_REPRODUCED),
-        ([6.9], [8.7], NOT_RUN),
+        ([6.9, 7.0, 6.8], [8.6, 8.8, 8.7], REPRODUCED, False),
+        ([8.6, 8.8, 8.7], [6.9, 7.0, 6.8], NOT_REPRODUCED, True),
+        ([6.9, 9.0, 8.0], [7.2, 8.8, 8.1], NOT_REPRODUCED, False),
+        ([6.9], [8.7], NOT_RUN, False),
     ],
 )
-def test_a_difference_counts_only_beyond_doubt(records, lstm, plain, state):
+def test_a_difference_counts_only_beyond_doubt(records, lstm, plain, state, against):
     groups = [with_errors(records[0], "plain", plain), with_errors(records[0], "lstm", lstm)]
     (verdict,) = decide(LOWER, groups)
-    assert verdict.state == state
+    assert (verdict.state, verdict.against) == (state, against)
+    assert ("speaks against it" in verdict.detail, "leaves it open" in verdict.detail) == (
+        against,
+        state == NOT_REPRODUCED and not against,
+    )
     assert "seed" in verdict.detail
     if state == REPRODUCED:
         assert "\N{MINUS SIGN}1.80 points" in verdict.detail
@@ -126,8 +130,8 @@ def test_alike_means_that_the_whole_interval_is_small(records):
     unsure = [with_errors(records[0], "plain", [8.0, 9.0, 8.1]), with_errors(records[0], "lstm", [8.9, 8.0, 8.2])]
     apart = [with_errors(records[0], "plain", [8.0, 8.1, 8.2]), with_errors(records[0], "lstm", [6.0, 6.1, 6.2])]
     assert decide(statement, same)[0].state == REPRODUCED
-    assert decide(statement, apart)[0].state == NOT_REPRODUCED
-    assert decide(statement, unsure)[0].state == NOT_REPRODUCED
+    assert [found.state for found in decide(statement, apart) + decide(statement, unsure)] == [NOT_REPRODUCED] * 2
+    assert (decide(statement, apart)[0].against, decide(statement, unsure)[0].against) == (True, False)
 
 
 def noisy(group_, rise):
@@ -149,6 +153,22 @@ def test_noise_must_hold_at_every_level(records):
     (verdict,) = decide(replace(statement, noise=(0.0, 1.0)), groups)
     assert verdict.state == NOT_REPRODUCED
     assert "holds at 1 of 2 noise levels; weakest at 0" in verdict.detail
+    assert not verdict.against
+
+
+def test_a_noise_level_that_speaks_against_a_statement_is_the_one_to_name(records):
+    """At 0 the statement is left open by a wide interval, at 1 a narrow one speaks against it."""
+
+    def measured(subject, without, within):
+        found = with_errors(records[0], subject, [8, 8, 8])
+        noises = [Noise((0.0, 1.0), ((a,), (b,)), ((1.0,), (1.0,))) for a, b in zip(without, within, strict=True)]
+        return replace(found, runs={seed: replace(found.runs[seed], noise=noises[seed]) for seed in found.runs})
+
+    plain = measured("plain", (0.10, 0.10, 0.10), (0.50, 0.50, 0.50))
+    lstm = measured("lstm", (0.05, 0.10, 0.30), (0.52, 0.52, 0.53))
+    (verdict,) = decide(replace(LOWER, quantity="noise_error", noise=(0.0, 1.0), gain=None), [plain, lstm])
+    assert verdict.against
+    assert "holds at 0 of 2 noise levels; weakest at 1: difference +2.33 points" in verdict.detail
 
 
 def test_a_noise_level_that_nobody_measured_gives_no_verdict(records):
@@ -207,7 +227,8 @@ def test_a_trend_is_judged_over_the_depths_that_were_run(records):
     (verdict,) = decide(falling, groups)
     assert verdict.state == REPRODUCED
     assert "depth 8, 14 (2 of 3 depths)" in verdict.detail
-    assert decide(replace(falling, direction="rising"), groups)[0].state == NOT_REPRODUCED
+    (opposite,) = decide(replace(falling, direction="rising"), groups)
+    assert (opposite.state, opposite.against) == (NOT_REPRODUCED, True)
     assert decide(falling, groups[:1])[0].state == NOT_RUN
     gap = replace(falling, group=None, low=LSTM, high=PLAIN)
     plain = [with_errors(records[0], "plain", [9, 9.1], model) for model in models[:2]]
@@ -239,7 +260,8 @@ def test_a_trend_counts_only_beyond_doubt(records, direction):
     pairs = (("cifar/resnet8", shallow), ("cifar/resnet14", deep))
     groups = [with_errors(records[0], "lstm", errors, model) for model, errors in pairs]
     statement = replace(TREND, direction=direction, over=("cifar/resnet8", "cifar/resnet14"))
-    assert decide(statement, groups)[0].state == NOT_REPRODUCED
+    (verdict,) = decide(statement, groups)
+    assert (verdict.state, verdict.against) == (NOT_REPRODUCED, False)
 
 
 def test_a_stand_in_s_trend_goes_over_networks_of_its_own(records):
@@ -282,9 +304,11 @@ def test_step_sizes_near_a_value_and_growing(records):
     assert [decide(statement, groups)[0].state for statement in (near, growing)] == [REPRODUCED, REPRODUCED]
     groups = [with_steps(records[0], (0.9, 0.8, 0.7), first=(0.7, 0.7))]
     assert [decide(statement, groups)[0].state for statement in (near, growing)] == [NOT_REPRODUCED, NOT_REPRODUCED]
+    assert all(decide(statement, groups)[0].against for statement in (near, growing))
     # the means of two seeds are near enough and growing, but they are too far apart to be sure
     groups = [with_steps(records[0], (0.2, 0.5), (0.5, 0.4), first=(0.5, 0.41))]
     assert [decide(statement, groups)[0].state for statement in (near, growing)] == [NOT_REPRODUCED, NOT_REPRODUCED]
+    assert not any(decide(statement, groups)[0].against for statement in (near, growing))
 
 
 def test_figure_1_is_judged_on_the_real_solutions():
