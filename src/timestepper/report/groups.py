@@ -58,7 +58,7 @@ class Group:
 
 
 def group(records: Iterable[Record]) -> list[Group]:
-    """Groups in a stable order: by data, model, length of training; plain first, then the paper's controller."""
+    """Groups in a stable order: by data, model, longest training; plain first, then the paper's controller."""
     found: dict[tuple[Task, str], dict[int, Record]] = defaultdict(dict)
     for record in records:
         found[task_of(record), subject_of(record.recipe)].setdefault(record.seed, record)
@@ -84,7 +84,8 @@ def _order(group: Group) -> tuple:
         task.data,
         task.model.rstrip("0123456789"),
         task.depth or 0,
-        task.epochs,
+        -task.epochs,
+        task.batch_size,
         task.conditions,
         rank,
         group.subject,

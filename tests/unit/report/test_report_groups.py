@@ -92,11 +92,13 @@ def test_the_first_record_of_a_run_counts_and_seeds_come_in_order(records):
     assert groups.repeated(runs) == ["c: the same run as a; left out, remove one of them"]
 
 
-def test_networks_come_in_the_order_of_their_depth(records):
+def test_networks_come_in_the_order_of_their_depth_and_the_longest_training_first(records):
     changes = [f"model.name=cifar/resnet{depth}" for depth in (110, 20, 56)]
     assert [found.task.depth for found in group(like(records[0], change) for change in changes)] == [20, 56, 110]
-    longer = group([like(records[0]), like(records[0], "run.epochs=20")])
-    assert [found.task.epochs for found in longer] == [20, 300]
+    longest = group([like(records[0], "run.epochs=20"), like(records[0])])
+    assert [found.task.epochs for found in longest] == [300, 20]
+    batches = group(like(records[0], "run.epochs=20", f"data.batch_size={size}") for size in (128, 64))
+    assert [found.task.batch_size for found in batches] == [64, 128]
 
 
 def test_real_runs_group_by_controller_with_plain_first(records):
