@@ -74,8 +74,9 @@ def visible_descriptor(described: Tensor) -> Tensor:
     Averaged weights are small numbers around zero, and weight decay makes the controller ignore them. Here they are
     divided by their root mean square over the stage, and the logarithm of each site's own is appended.
     """
-    scale = described.square().mean(1, keepdim=True).sqrt().clamp_min(1e-12)
-    whole = described.square().mean().sqrt().clamp_min(1e-12)
+    # Clamped before the root, whose slope at zero is infinite: the gradient of a site of zeros would be NaN.
+    scale = described.square().mean(1, keepdim=True).clamp_min(1e-24).sqrt()
+    whole = described.square().mean().clamp_min(1e-24).sqrt()
     return torch.cat([described / whole, scale.log()], 1)
 
 

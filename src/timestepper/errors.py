@@ -35,7 +35,7 @@ class NotAttachedError(TimestepperError, TypeError):
 
 
 class WrappedModelError(TimestepperError, ValueError):
-    """The model is compiled or wrapped (DDP, DataParallel, FSDP); controllers go on first."""
+    """The model is compiled, wrapped (DDP, DataParallel, FSDP) or traced where controllers have to go on first."""
 
 
 class StepSizeError(TimestepperError, ValueError):
@@ -55,7 +55,7 @@ class ActivationCheckpointingError(TimestepperError, RuntimeError):
 
 
 class MismatchError(TimestepperError, ValueError):
-    """Saved tensors that do not fit the network; the message names them."""
+    """Tensors, parts or inputs that do not fit the network; the message names them."""
 
 
 # -- data, recipes and runs ------------------------------------------------------------------------------------------

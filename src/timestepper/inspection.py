@@ -1,18 +1,23 @@
 """What is attached to what: stages, sites, parameters and multiply-adds of a network, as plain data."""
 
 import copy
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from operator import attrgetter
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from timestepper.adapters import skipped_blocks
-from timestepper.api import Attached, detach, find_attached, step_sizes
+from timestepper.api import detach, find_attached, step_sizes
+from timestepper.attached import Attached, no_autocast
 from timestepper.equations import evolution_time
-from timestepper.errors import UnknownNameError
+from timestepper.errors import MismatchError, UnknownNameError, first_line
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,10 @@ class Summary:
 
 
 def summary(net: nn.Module, input_size: tuple[int, int, int] = (3, 224, 224)) -> Summary:
-    """Look inside an attached network. ``input_size`` (channels, height, width) is for the multiply-adds."""
+    """Look inside an attached network. ``input_size`` (channels, height, width) is for the multiply-adds.
+
+    On the meta device everything is counted as elsewhere, and the step sizes are NaN.
+    """
     attached = find_attached(net)
     base = detach(attached)
     folded = count_parameters(base)
@@ -90,10 +98,11 @@ def descriptor_influence(net: nn.Module, shown: str = "zeros") -> dict[str, floa
         raise UnknownNameError(f"unknown replacement {shown!r}; a controller can be shown zeros or mean")
     attached = find_attached(net)
     moved = {}
-    for stage, controller in attached.controlled():
-        described = attached.descriptors(stage, controller)
-        other = controller(replacement[shown](described))
-        moved[stage.name] = (controller(described) - other).abs().max().item()
+    with no_autocast(attached):  # as step_sizes are computed: in float32 or better
+        for stage, controller in attached.controlled():
+            described = attached.descriptors(stage, controller)
+            other = controller(replacement[shown](described))
+            moved[stage.name] = _known((controller(described) - other).abs().max()).item()
     return moved
 
 
@@ -103,9 +112,16 @@ def count_parameters(model: nn.Module) -> int:
 
 def multiply_adds(model: nn.Module, input_size: tuple[int, int, int]) -> int:
     """Multiply-adds of convolutions and matrix products for one image, counted on shapes alone."""
-    shadow = copy.deepcopy(model).to("meta").eval()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        shadow(torch.empty(1, *input_size, device="meta"))
+    try:
+        shadow = _without_hooks(model).to("meta").eval()
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            shadow(torch.empty(1, *input_size, device="meta"))
+    except Exception as error:  # of a foreign network, which can raise anything
+        raise MismatchError(
+            f"the multiply-adds of {type(model).__name__} cannot be counted on one image of input_size {input_size}: "
+            f"{type(error).__name__}: {first_line(error)}; give the (channels, height, width) that it takes, "
+            "or call timestepper.step_sizes, which needs no image"
+        ) from error
     return counter.get_total_flops() // 2
 
 
@@ -121,8 +137,23 @@ def controller_multiply_adds(attached: Attached) -> int:
     return averaged + sum(controller.multiply_adds() for _, controller in attached.controlled())
 
 
+def _without_hooks(model: nn.Module) -> nn.Module:
+    """A copy that calls nobody back: a user's hooks log and collect what is computed, and here nothing is.
+
+    They are not even copied, because what they are bound to (a log file, say) may refuse it.
+    """
+    cleared: dict[int, Any] = {id(getattr(part, name)): OrderedDict() for part in model.modules() for name in _HOOKS}
+    return copy.deepcopy(model, cleared)
+
+
+def _known(values: Tensor) -> Tensor:
+    """The values, NaN on the meta device: there are shapes there, and no numbers."""
+    return torch.full(values.shape, torch.nan, device="cpu") if values.is_meta else values
+
+
 def _stages(attached: Attached) -> Iterator[StageSummary]:
-    for (stage, controller), dt in zip(attached.controlled(), step_sizes(attached).values(), strict=True):
+    for (stage, controller), found in zip(attached.controlled(), step_sizes(attached).values(), strict=True):
+        dt = _known(found)
         yield StageSummary(
             name=stage.name,
             sites=tuple(site.path for site in stage.sites),

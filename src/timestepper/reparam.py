@@ -58,20 +58,31 @@ def entries(model: nn.Module, last: tuple[str, ...], gate: str | None) -> tuple[
         found += [Entry(f"{path}.{name}") for name in ("weight", "bias") if own.get(name) is not None]
     if gate is not None:
         layer = model.get_submodule(gate)
-        if type(layer) not in _COLUMN_LAYERS or getattr(layer, "groups", 1) != 1:
+        own = layer._parameters
+        if type(layer) not in _COLUMN_LAYERS or getattr(layer, "groups", 1) != 1 or own.get("weight") is None:
             raise UnsupportedSiteError(_unsupported(gate, layer, "the gate starts with", _COLUMN_LAYERS))
         found.append(Entry(f"{gate}.weight", columns=True))
     return tuple(found)
 
 
 def refuse_shared(model: nn.Module, sites: list[tuple[Entry, ...]]) -> None:
-    """A parameter that several layers share cannot be folded: the others would be multiplied too."""
+    """A parameter that several layers share cannot be folded: the others would be multiplied too.
+
+    One that is named twice, by nested blocks say, would run with one of its step sizes and without the other.
+    """
     owners = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
-    for entry in (entry for site in sites for entry in site):
-        if owners[id(model.get_parameter(entry.parameter))] > 1:
+    entering = [(entry.parameter, id(model.get_parameter(entry.parameter))) for site in sites for entry in site]
+    named = Counter(parameter for _, parameter in entering)
+    for path, parameter in entering:
+        if owners[parameter] > 1:
             raise UnsupportedSiteError(
-                f"{entry.parameter} is shared with another layer, which its step size would change too; "
+                f"{path} is shared with another layer, which its step size would change too; "
                 "give each layer its own, or use the same block in both places"
+            )
+        if named[parameter] > 1:
+            raise UnsupportedSiteError(
+                f"{path} is named more than once to take a step size, and can take one; give each branch a last layer "
+                "of its own, or let the adapter of one block return None"
             )
 
 

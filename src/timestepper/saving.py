@@ -9,13 +9,15 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from timestepper.api import Attached, attach, detach, find_attached, fold
+from timestepper.api import attach, detach, find_attached, fold
+from timestepper.attached import Attached
 from timestepper.errors import CheckpointError, MismatchError
 from timestepper.files import write_atomic
 
@@ -72,7 +74,7 @@ def save_folded(net: nn.Module, path: str | Path) -> Path:
 
 
 def load_folded(model: nn.Module, path: str | Path) -> nn.Module:
-    """Load folded (or any plain) weights into a plain model, strictly."""
+    """Load folded weights into a plain model, strictly; or any others under its keys that have their .sha256 beside."""
     path = Path(path)
     load_exactly(model, read_tensors(path), path)
     return model
@@ -100,7 +102,7 @@ def write_tensors(tensors: dict[str, Tensor], path: Path) -> Path:
 
     An older file keeps its sum until it is replaced: where there is no space for the new one, it stays good.
     """
-    data = save_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    data = save_tensors(_apart(tensors))
     write_atomic(path, data)
     write_atomic(_checksum(path), f"{hashlib.sha256(data).hexdigest()}  {path.name}\n".encode())
     return path
@@ -116,18 +118,38 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def verify(path: Path) -> str:
-    """The sha256 of a file, which must be the one in the .sha256 file beside it."""
+    """The sha256 of a file, which must be the one in the .sha256 file beside it.
+
+    A file without one is refused, not trusted: an export that was cut short leaves it so.
+    """
     try:
         found = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}; check its name") from None
+    beside = _checksum(path)
     try:
-        expected = _checksum(path).read_text().split()[0]
+        expected = beside.read_text().split()[0]
     except (OSError, IndexError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: cannot be verified: {error}; export it again") from None
+        reason = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else "holds no sha256"
+        raise CheckpointError(
+            f"{path}: cannot be verified: {beside} {reason}; export it again, or, if you trust the file as it is, "
+            f"make the sum yourself: sha256sum {quote(str(path))} > {quote(str(beside))}"
+        ) from None
     if found != expected:
         raise CheckpointError(f"{path}: sha256 is {found}, expected {expected}; the file is damaged, export it again")
     return found
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """On the CPU, no two in the same memory, which safetensors refuses: a block in two places has two names."""
+    apart: dict[str, Tensor] = {}
+    seen = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        memory = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
+    return apart
 
 
 def _description(net: Attached) -> dict:

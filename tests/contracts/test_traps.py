@@ -3,6 +3,7 @@
 import copy
 import functools
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import timm
@@ -10,9 +11,17 @@ import torch
 import torch.distributed as dist
 import torch.nn.utils.prune
 from families import FAMILIES
+from timm.optim import param_groups_layer_decay
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
 from training import batch, train
 
 import timestepper
@@ -20,6 +29,7 @@ from timestepper import reparam
 from timestepper.errors import (
     ActivationCheckpointingError,
     AlreadyAttachedError,
+    MismatchError,
     NonFiniteError,
     NoSitesError,
     NotAttachedError,
@@ -252,7 +262,7 @@ def test_unknown_names_list_the_known_ones():
         timestepper.attach(small(), "fixed")
     with pytest.raises(UnknownNameError, match="unknown descriptor 'sum'; known are mean, visible"):
         timestepper.attach(small(), descriptor="sum")
-    with pytest.raises(StepSizeError, match="reduction must be at least 1, not 0"):
+    with pytest.raises(StepSizeError, match="reduction must be a whole number of at least 1, not 0"):
         timestepper.attach(small(), reduction=0)
     with pytest.raises(UnknownNameError, match=r"'resnet50'; write LIBRARY/MODEL, for example timm/resnet50"):
         timestepper.adapters.create_model("resnet50")
@@ -290,6 +300,178 @@ def test_activation_checkpointing_is_refused():
         net(batch()[0])
     with pytest.raises(ActivationCheckpointingError, match="activation checkpointing is on"):
         timestepper.attach(model)
+    with pytest.raises(ActivationCheckpointingError, match="activation checkpointing is on"):
+        timestepper.attach(nn.Sequential(checkpoint_wrapper(small())))
+
+
+class Recomputing(CifarResNet):
+    """A user's own network that recomputes its stages, in one of torch's two ways."""
+
+    reentrant = False
+
+    def forward(self, x):
+        x = torch.relu(self.bn1(self.conv1(x)))
+        for stage in (self.layer1, self.layer2, self.layer3):
+            x = checkpoint(stage, x, use_reentrant=self.reentrant)
+        return self.linear(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_inside_a_network_is_refused(reentrant):
+    """Its gradients would be silently wrong. The network that failed runs on, and others may use checkpoints."""
+    torch.manual_seed(0)
+    plain = Recomputing(8, num_classes=5, width=8)
+    plain.reentrant = reentrant
+    net = timestepper.attach(plain)
+    with pytest.raises(ActivationCheckpointingError, match="activation checkpointing is on"):
+        net(batch()[0])
+    assert plain(batch()[0]).isfinite().all()
+    assert isinstance(net.layer1[0].bn2.weight, nn.Parameter)
+
+
+def test_activation_checkpointing_put_around_blocks_later_is_refused():
+    net = timestepper.attach(small())
+    apply_activation_checkpointing(net, check_fn=lambda module: isinstance(module, type(net.layer1[0])))
+    with pytest.raises(ActivationCheckpointingError, match="activation checkpointing is on"):
+        net(batch()[0])
+
+
+def test_a_compiled_network_may_recompute():
+    """It is one graph, with the effective parameters in it."""
+    torch.manual_seed(0)
+    base = Recomputing(8, num_classes=5, width=8)
+    net, literal = timestepper.attach(base), timestepper.attach(small())
+    literal.load_state_dict(net.state_dict())
+    images, labels = batch()
+    for model in (torch.compile(net, backend="aot_eager"), literal):
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+    for name, parameter in literal.named_parameters():
+        torch.testing.assert_close(net.get_parameter(name).grad, parameter.grad)
+
+
+def test_threads_take_turns():
+    net = timestepper.attach(small()).eval()
+    images = batch()[0]
+    with torch.no_grad():
+        expected = net(images)
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _: net(images), range(24)))
+    assert all(torch.equal(logits, expected) for logits in found)
+    assert all(isinstance(parameter, nn.Parameter) for parameter in net.layer3[0].bn2._parameters.values())
+
+
+def test_copies_of_data_parallel_are_refused():
+    copy_of_one = timestepper.attach(small())._replicate_for_data_parallel()
+    with pytest.raises(WrappedModelError, match="use DistributedDataParallel instead"):
+        copy_of_one(batch()[0])
+
+
+def test_tracing_is_refused_and_the_folded_network_is_named():
+    net = timestepper.attach(small()).eval()
+    for trace in (torch.fx.symbolic_trace, lambda model: torch.jit.trace(model, batch()[0])):
+        for model in (net, nn.Sequential(net)):
+            with pytest.raises(WrappedModelError, match=r"trace timestepper.fold\(net\)"):
+                trace(model)
+        trace(timestepper.fold(net))
+
+
+def test_what_was_sharded_first_is_refused(unused_port):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{unused_port}", rank=0, world_size=1)
+    try:
+        model = small()
+        mesh = init_device_mesh("cpu", (1,))
+        fully_shard(model.layer1[0], mesh=mesh)
+        with pytest.raises(WrappedModelError, match=r"layer1\.0 is wrapped in FSDPModule; attach first"):
+            timestepper.attach(model)
+        net = timestepper.attach(small())
+        fully_shard(net.layer1, mesh=mesh)
+        with pytest.raises(WrappedModelError, match=r"layer1\.0\.bn2\.weight is sharded .* without its parts"):
+            net(batch()[0])
+    finally:
+        dist.destroy_process_group()
+
+
+# -- what happens to the network afterwards --------------------------------------------------------------------------
+
+
+def test_a_part_replaced_on_the_base_is_noticed():
+    model = FAMILIES["timm resnet18"]()
+    net = timestepper.attach(model)
+    with pytest.raises(SideEntranceError, match="if it changes the network, call it before you attach"):
+        net.reset_classifier(7)
+    timestepper.detach(net).reset_classifier(7)
+    for use in (lambda: net(batch()[0]), lambda: timestepper.fold(net)):
+        with pytest.raises(MismatchError, match=r"global_pool, fc replaced on ResNet itself.*net\.fc = …"):
+            use()
+    net.fc, net.global_pool = model.fc, model.global_pool
+    assert net(batch()[0]).shape == (4, 7)
+    assert net.state_dict()["fc.weight"].shape[0] == 7
+
+
+def test_a_way_of_its_own_to_switch_modes_is_the_network_s():
+    class Frozen(CifarResNet):
+        def train(self, mode=True):
+            super().train(mode)
+            for module in self.modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    module.eval()
+            return self
+
+    net = timestepper.attach(Frozen(8, num_classes=5, width=8)).train()
+    before = bits(net)
+    net(batch()[0])
+    assert unchanged(net, before)
+    assert net.training
+    assert net.layer1.training
+
+
+def test_a_last_layer_that_is_pruned_later_is_noticed():
+    net = timestepper.attach(small())
+    torch.nn.utils.prune.identity(net.layer1[0].bn2, "weight")
+    for use in (lambda: net(batch()[0]), lambda: timestepper.fold(net)):
+        with pytest.raises(
+            UnsupportedSiteError, match=r"layer1\.0\.bn2\.weight is computed from other parameters since"
+        ):
+            use()
+
+
+def test_batch_norms_that_timm_freezes_fold():
+    net = train(timestepper.attach(FAMILIES["timm resnet18"]()))
+    timm.utils.freeze(net, ["layer1"])
+    net.eval()
+    assert torch.equal(timestepper.fold(net)(batch()[0]), net(batch()[0]))
+
+
+def test_timm_s_optimisers_see_the_network_s_groups():
+    model = FAMILIES["timm resnet18"]()
+    plain = {id(p): group["lr_scale"] for group in param_groups_layer_decay(model) for p in group["params"]}
+    net = timestepper.attach(model)
+    assert net.get_classifier() is model.fc
+    for group in param_groups_layer_decay(net):
+        for parameter in group["params"]:
+            assert group["lr_scale"] == plain.get(id(parameter), 1.0)
+
+
+def test_a_mask_of_infinities_folds():
+    model = small()
+    model.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+    assert timestepper.fold(timestepper.attach(model)).mask.isinf().any()
+
+
+def test_hooks_of_the_state_dict_are_the_network_s():
+    model = small()
+    model.register_load_state_dict_pre_hook(
+        lambda module, state, *_: state.update({k.removeprefix("old."): state.pop(k) for k in list(state)})
+    )
+    net = timestepper.attach(model)
+    net.load_state_dict({f"old.{name}": value for name, value in net.state_dict().items()})
+
+
+def test_controllers_inside_a_larger_network_are_found_by_name():
+    whole = nn.ModuleDict({"encoder": timestepper.attach(small()), "head": nn.Linear(5, 2)})
+    for look in (timestepper.fold, timestepper.detach, timestepper.step_sizes):
+        with pytest.raises(NotAttachedError, match="has no controllers, but its part encoder has: give that one"):
+            look(whole)
 
 
 def test_a_new_head_is_used():

@@ -1,15 +1,18 @@
 """Where the sites are, and the worked example of docs/adapters.md."""
 
+import copy
 import re
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 
 import timestepper
 from timestepper.adapters import base, create_model, find_stages, skipped_blocks
 from timestepper.errors import UnknownNameError, UnsupportedSiteError
+from timestepper.models import CifarResNet
 
 
 @pytest.fixture
@@ -40,14 +43,6 @@ def test_stages(name, sites, channels, descriptors, reduction):
     assert [stage.channels for stage in stages] == channels
     assert [stage.descriptor for stage in stages] == descriptors
     assert {stage.reduction for stage in stages} == {reduction}
-
-
-@pytest.mark.parametrize("library", ["timm", "torchvision"])
-def test_the_shortcut_is_named_where_it_has_layers(library):
-    for depth, stages in ((18, (2, 3, 4)), (50, (1, 2, 3, 4))):
-        found = find_stages(create_model(f"{library}/resnet{depth}"))
-        named = [site.shortcut for stage in found for site in stage.sites if site.shortcut]
-        assert named == [f"layer{stage}.0.downsample" for stage in stages]
 
 
 @pytest.mark.parametrize("name", ["timm/resnet18", "cifar/resnet8", "cifar/densenet40", "cifar/cliquenet"])
@@ -125,21 +120,176 @@ def test_an_adapter_may_leave_a_block_out():
     assert [site.path for stage in find_stages(model) for site in stage.sites] == ["2"]
 
 
+class OddBlock(Block):
+    """With layers that cannot describe a branch."""
+
+    def __init__(self, width: int):
+        super().__init__(width)
+        self.norm, self.up, self.act = nn.BatchNorm1d(width), nn.ConvTranspose1d(width, width, 1), nn.ReLU()
+
+
 @pytest.mark.usefixtures("_registry_restored")
 @pytest.mark.parametrize(
-    ("branch", "reason"),
+    ("mistake", "reason"),
     [
+        ({"last": ("inner", "outer")}, r"the last layers .* have \[4, 8\] outputs, not one"),
+        ({"last": "outer"}, r"its adapter gives last='outer'; give a tuple of layer names, such as last=\('conv1',\)"),
+        ({"last": ()}, r"its adapter gives last=\(\); give a tuple"),
+        ({"convs": "inner"}, "its adapter gives convs='inner'; give a tuple of layer names"),
+        ({"convs": ()}, r"its adapter gives convs=\(\); give a tuple"),
+        ({"convs": (nn.ReLU(),)}, r"its adapter gives convs=\(ReLU\(\),\); give a tuple of layer names"),
+        ({"convs": None}, "its adapter gives convs=None; give a tuple"),
+        ({"convs": ("middle",)}, r"its adapter names 0\.middle, which is no layer; give names inside the block"),
+        ({"convs": ("act",)}, r"its adapter names 0\.act, which is no layer with a weight but of class ReLU; name one"),
         (
-            base.Branch(convs=("inner",), last=("inner", "outer")),
-            r"0: the last layers .* have \[4, 8\] outputs, not one",
+            {"convs": ("norm",)},
+            r"its adapter names 0\.norm in convs, a BatchNorm1d, whose weight is not .*; name layers",
         ),
-        (base.Branch(convs=("middle",), last=("outer",)), r"0: its adapter names 0\.middle, which is no layer"),
+        (
+            {"convs": ("inner", "up")},
+            r"its adapter names 0\.up in convs, a ConvTranspose1d, whose weight is not \(outputs",
+        ),
+        ({"gate": "nope"}, r"its adapter names 0\.nope, which is no layer; .* None for what it does not have"),
+        ({"reduction": 0}, "its adapter gives reduction=0; give a whole number of at least 1"),
+        ({"reduction": 2.5}, "its adapter gives reduction=2.5; give a whole number of at least 1"),
     ],
 )
-def test_a_mistake_in_an_adapter_is_named(branch, reason):
-    timestepper.adapters.register(Block)(lambda block: branch)
-    with pytest.raises(UnsupportedSiteError, match=reason):
+def test_a_mistake_in_an_adapter_is_named(mistake, reason):
+    branch = base.Branch(**{"convs": ("inner",), "last": ("outer",), **mistake})
+    timestepper.adapters.register(OddBlock)(lambda block: branch)
+    with pytest.raises(UnsupportedSiteError, match=f"^0: {reason}"):
+        timestepper.attach(nn.Sequential(OddBlock(4)))
+    with pytest.raises(UnsupportedSiteError, match=r"^OddBlock: "):  # it has no path where it is the whole network
+        timestepper.attach(OddBlock(4))
+
+
+@pytest.mark.usefixtures("_registry_restored")
+def test_an_adapter_that_returns_no_branch_is_named():
+    timestepper.adapters.register(Block)(lambda block: ("inner", "outer"))
+    with pytest.raises(UnsupportedSiteError, match=r"^0: its adapter returns a tuple; return a timestepper.*, or None"):
         timestepper.attach(nn.Sequential(Block(4)))
+
+
+class Around(nn.Module):
+    """A layer around another, as adapters of low rank are."""
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class AroundWithWeight(Around):
+    @property
+    def weight(self):
+        return self.layer.weight
+
+
+def test_a_layer_around_a_convolution_needs_a_weight():
+    model = CifarResNet(8, num_classes=5, width=8)
+    model.layer1[0].conv1 = AroundWithWeight(model.layer1[0].conv1)
+    timestepper.attach(model)
+    model.layer2[0].conv1 = Around(model.layer2[0].conv1)
+    with pytest.raises(
+        UnsupportedSiteError, match=r"names layer2\.0\.conv1, .* of class Around; .* give .* a property"
+    ):
+        timestepper.attach(model)
+
+
+# What computes a weight by a hook, and what to do instead.
+HOOKED = {
+    "pruned": (
+        lambda conv: prune.l1_unstructured(conv, "weight", 0.3),
+        lambda conv: prune.remove(prune.l1_unstructured(conv, "weight", 0.3), "weight"),
+    ),
+    "spectral norm": (nn.utils.spectral_norm, parametrizations.spectral_norm),
+    "weight norm": (nn.utils.weight_norm, parametrizations.weight_norm),
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's about its old weight_norm
+@pytest.mark.parametrize("kind", HOOKED)
+def test_a_weight_that_a_hook_computes_is_named_and_the_advice_helps(kind):
+    """The hook runs after the controller has read the weight, whose graph the step before has used up."""
+    hooked, instead = HOOKED[kind]
+    model = CifarResNet(8, num_classes=5, width=8)
+    plain = copy.deepcopy(model)
+    hooked(model.layer1[0].conv1)
+    with pytest.raises(UnsupportedSiteError, match=r"layer1\.0: layer1\.0\.conv1 has a weight that a hook computes"):
+        timestepper.attach(model)
+    timestepper.attach(model.requires_grad_(False))  # not trained, it is a constant
+    instead(plain.layer1[0].conv1)
+    net, images = timestepper.attach(plain), torch.randn(2, 3, 8, 8)
+    for _ in range(2):
+        net(images).sum().backward()
+    assert torch.equal(net.eval()(images), timestepper.fold(net)(images))
+
+
+@pytest.mark.usefixtures("_registry_restored")
+def test_a_gate_whose_weight_is_computed_is_named():
+    timestepper.adapters.register(Block)(lambda block: base.Branch(convs=("inner",), last=("inner",), gate="outer"))
+    model = nn.Sequential(Block(4))
+    prune.identity(model[0].outer, "weight")
+    with pytest.raises(UnsupportedSiteError, match=r"0\.outer: the gate starts with Linear, .*not parametrised"):
+        timestepper.attach(model)
+
+
+class Outer(nn.Module):
+    """A block around a block: both may be registered."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.first, self.block = nn.Linear(width, width), Block(width)
+
+    def forward(self, x):
+        return x + self.block(self.first(x))
+
+
+@pytest.mark.usefixtures("_registry_restored")
+def test_a_layer_that_ends_two_branches_is_named():
+    """One of the two step sizes would be lost, and its controller never learn."""
+    timestepper.adapters.register(Block)(lambda block: base.Branch(convs=("inner",), last=("outer",)))
+    timestepper.adapters.register(Outer)(lambda block: base.Branch(convs=("first",), last=("block.outer",)))
+    with pytest.raises(UnsupportedSiteError, match=r"0\.block\.outer\.weight is named more than once to take a step"):
+        timestepper.attach(nn.Sequential(Outer(4)))
+    timestepper.adapters.register(Outer)(lambda block: base.Branch(convs=("first",), last=("first",)))
+    net = timestepper.attach(nn.Sequential(Outer(4)))
+    net(torch.randn(2, 4)).sum().backward()
+    assert all(parameter.grad.any() for parameter in net.controllers.parameters() if parameter.dim() == 1)
+    model = nn.Sequential(Block(4), Block(4))
+    model[1].outer = model[0].outer  # one layer in two blocks
+    with pytest.raises(UnsupportedSiteError, match=r"0\.outer\.weight is named more than once .*; give each branch a"):
+        timestepper.attach(model)
+
+
+@pytest.mark.usefixtures("_registry_restored")
+@pytest.mark.parametrize(
+    ("containers", "names"),
+    [
+        (["a", "b.c", "b_d"], ["a", "b.c", "b_d"]),
+        (["b.c", "b_c"], ["b.c_0", "b_c_1"]),
+        (["update", "x.keys", "zero.grad"], ["update_0", "x.keys", "zero.grad_0"]),
+        (["a", "a", "a_1"], ["a_0", "a_1_0", "a_1_1"]),
+        (["b.c", "b.c", "b_c"], ["b.c_0", "b.c_1", "b_c"]),  # worked ever since: saved files have these names
+        (["pop", "pop"], ["pop_0", "pop_1"]),  # these too
+    ],
+)
+def test_every_stage_has_a_controller_of_its_own(containers, names):
+    """A ModuleDict, which holds them, takes no dots and no names of its own methods."""
+    timestepper.adapters.register(Block)(lambda block: base.Branch(convs=("inner",), last=("outer",)))
+    model = nn.Module()
+    for width, container in enumerate(containers, 1):
+        path = model
+        for name in container.split("."):
+            if name not in path._modules:
+                path.register_module(name, nn.Module())
+            path = path._modules[name]
+        path.register_module(str(width), Block(width))
+    sizes = timestepper.step_sizes(timestepper.attach(model))
+    assert list(sizes) == names
+    assert [dt.shape[1] for dt in sizes.values()] == list(range(1, len(containers) + 1))
 
 
 @pytest.mark.usefixtures("_registry_restored")

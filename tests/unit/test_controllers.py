@@ -5,10 +5,11 @@ import re
 import pytest
 import torch
 
-from timestepper import attach, controllers, equations
+from timestepper import attach, controllers, detach, equations, load_controllers, save_controllers
 from timestepper.adapters import create_model
-from timestepper.controllers import KINDS, StageShape, parse
-from timestepper.errors import StepSizeError
+from timestepper.controllers import KINDS, ControllerSpec, StageShape, parse
+from timestepper.controllers.independent import Independent
+from timestepper.errors import StepSizeError, UnknownNameError
 
 SHAPE = StageShape(sites=5, channels=16, descriptor=20, reduction=4)
 NAMES = ["lstm", "two_fc", "independent", "fixed(0.25)"]
@@ -33,6 +34,57 @@ def test_options_that_a_kind_does_not_have_are_refused(name):
         StepSizeError, match=re.escape(f"controller {name!r} is incomplete or has too much; write it as")
     ):
         parse(name)
+
+
+@pytest.mark.parametrize(
+    ("options", "written"), [({}, "fixed"), ({"value": None}, "fixed(None)"), ({"size": 0.1}, "fixed(0.1)")]
+)
+def test_a_spec_is_checked_as_a_name_is(options, written):
+    wanted = f"controller {written!r} is incomplete or has too much; write it as fixed(value) with numbers"
+    with pytest.raises(StepSizeError, match=re.escape(wanted)):
+        attach(create_model("cifar/resnet8"), ControllerSpec("fixed", options))
+
+
+def test_a_spec_of_no_kind_is_told_the_known_ones():
+    with pytest.raises(UnknownNameError, match=r"unknown controller 'lstmm'; known are lstm, .*, fixed\(0\.01\)"):
+        attach(create_model("cifar/resnet8"), ControllerSpec("lstmm"))
+
+
+@pytest.mark.parametrize("value", [None, "small", [0.1]])
+def test_a_fixed_step_is_a_number(value):
+    with pytest.raises(StepSizeError, match=re.escape(f"a fixed step size must be a positive number, not {value!r};")):
+        controllers.fixed(value)
+
+
+def test_a_whole_number_is_a_number_too():
+    assert parse("fixed(1)") == parse("fixed(1.0)") == controllers.fixed(1)
+    for name in ("fixed(1)", "fixed(1.0)"):
+        assert torch.equal(build(name)(torch.randn(5, 20)), torch.ones(5, 16))
+
+
+class Repeated(Independent):
+    """A user's own, with an option that counts and one that need not be given."""
+
+    def __init__(self, shape: StageShape, layers: int, slope: float = 1.0):
+        super().__init__(shape)
+        self.slopes = torch.nn.ParameterList([torch.nn.Parameter(torch.tensor(slope)) for _ in range(layers)])
+
+
+@pytest.mark.parametrize("options", [{"layers": 2}, {"layers": 2, "slope": 0.1}])
+def test_a_kind_of_one_s_own_comes_back_with_its_options(options, monkeypatch, tmp_path):
+    monkeypatch.setitem(KINDS, "my-own", Repeated)
+    net = attach(create_model("cifar/resnet8"), ControllerSpec("my-own", options))
+    back = load_controllers(detach(net), save_controllers(net, tmp_path / "steps.safetensors"))
+    assert back.stepping.controller == net.stepping.controller
+    assert all(len(controller.slopes) == 2 for controller in back.controllers.values())
+
+
+@pytest.mark.parametrize("options", [{}, {"slope": 1.0}, {"slope": 1.0, "layers": 2}, {"layers": "two"}])
+def test_options_that_could_not_be_saved_are_refused(options, monkeypatch):
+    """A saved name has their values in order, without their names."""
+    monkeypatch.setitem(KINDS, "repeated", Repeated)
+    with pytest.raises(StepSizeError, match=r"write it as repeated\(layers, slope\) with numbers"):
+        parse(ControllerSpec("repeated", options))
 
 
 @pytest.mark.parametrize("name", NAMES)

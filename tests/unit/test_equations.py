@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+import timestepper
 from timestepper import equations
+from timestepper.models import DenseNet
 
 
 def test_residual_step_is_an_euler_step():
@@ -72,6 +74,24 @@ def test_the_visible_descriptor_has_unit_size_and_tells_its_scale():
     assert visible[2, 100].exp() == pytest.approx(described[2].square().mean().sqrt())
     torch.testing.assert_close(visible[:, :100], equations.visible_descriptor(7 * described)[:, :100])
     assert equations.visible_descriptor(torch.zeros(2, 3)).isfinite().all()
+
+
+def test_weights_of_zeros_leave_every_gradient_of_the_visible_descriptor_finite():
+    torch.manual_seed(0)
+    model = DenseNet(10, num_classes=5)
+    nn.init.zeros_(model.block1[0].conv.weight)
+    net = timestepper.attach(model, descriptor="visible")
+    net(torch.randn(2, 3, 16, 16)).sum().backward()
+    assert [name for name, parameter in net.named_parameters() if not parameter.grad.isfinite().all()] == []
+
+
+def test_the_visible_descriptor_of_weights_that_are_not_zero_is_that_of_a_root_clamped_afterwards():
+    described = torch.randn(50, 100, generator=torch.Generator().manual_seed(0))
+    described *= 10 ** torch.linspace(-11, 3, 50)[:, None]
+    for values in (described, described.double(), described[:3]):
+        scale = values.square().mean(1, keepdim=True).sqrt().clamp_min(1e-12)
+        whole = values.square().mean().sqrt().clamp_min(1e-12)
+        assert torch.equal(equations.visible_descriptor(values), torch.cat([values / whole, scale.log()], 1))
 
 
 @pytest.mark.parametrize("length", [1, 4])

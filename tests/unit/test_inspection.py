@@ -1,14 +1,20 @@
 """The numbers that must come out: parameters and multiply-adds of the paper's networks."""
 
 import json
+import math
+import re
 import subprocess
 import sys
+import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
 import timestepper
 from timestepper.adapters import create_model
+from timestepper.errors import MismatchError
+from timestepper.models import CifarResNet
 
 # lstm train, with step sizes, plain (millions); GFLOPs with the original stride. docs/decisions/0002-gflops.md has
 # the three GFLOPs (ResNet-101, SENet-50 and -101) whose last digit the paper prints differently.
@@ -65,6 +71,76 @@ def test_the_summary_names_what_stands_beside_the_blocks():
     assert timestepper.summary(timestepper.attach(model), (3, 32, 32)).skipped == ("layer2.1 (Identity)",)
 
 
+class Log:
+    """What users hang on their networks. Like a file or a progress bar, it cannot be copied."""
+
+    def __init__(self, model):
+        self.lock = threading.Lock()
+        self.means = []
+        for part in model.modules():
+            part.register_forward_pre_hook(self.called)
+            part.register_forward_hook(self.called, always_call=True)
+            part.register_full_backward_pre_hook(self.called)
+            part.register_full_backward_hook(self.called)
+
+    def called(self, part, *values):
+        tensor = values[-1][0] if isinstance(values[-1], tuple) else values[-1]
+        self.means.append(tensor.mean().item())
+
+
+def test_the_users_hooks_are_left_alone():
+    model = create_model("cifar/resnet8")
+    expected = timestepper.summary(timestepper.attach(model), (3, 32, 32)).gflops
+    log = Log(model)
+    net = timestepper.attach(model)
+    assert timestepper.summary(net, (3, 32, 32)).gflops == expected
+    assert log.means == []
+    with torch.no_grad():
+        net(torch.randn(1, 3, 32, 32))
+    assert len(log.means) == 2 * len(list(model.modules()))
+
+
+class OneOfTwoWays(CifarResNet):
+    """Looks at its images before it decides, which cannot be done on shapes alone."""
+
+    def forward(self, x):
+        return super().forward(x if x.mean() > 0 else -x)
+
+
+@pytest.mark.parametrize(
+    ("model", "input_size", "reason"),
+    [
+        (lambda: create_model("cifar/resnet8", in_chans=1), (3, 224, 224), "RuntimeError: "),
+        (lambda: create_model("cifar/resnet8"), (3, 32), "RuntimeError: "),
+        (lambda: create_model("cifar/resnet8"), 32, "TypeError: "),
+        (lambda: OneOfTwoWays(8), (3, 32, 32), r"\w*Error: "),
+    ],
+)
+def test_a_network_that_does_not_take_the_image_is_named_with_its_size(model, input_size, reason):
+    net = timestepper.attach(model())
+    name = type(timestepper.detach(net)).__name__
+    said = (
+        f"multiply-adds of {name} cannot be counted on one image of input_size {re.escape(str(input_size))}: {reason}"
+    )
+    with pytest.raises(MismatchError, match=rf"^the {said}.*; give the \(channels, height, width\) .*image$") as caught:
+        timestepper.summary(net, input_size)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("controller", ["lstm", "two_fc", "independent", "fixed(0.25)"])
+def test_a_network_on_the_meta_device_has_counts_and_no_step_sizes(controller):
+    expected = timestepper.summary(timestepper.attach(create_model("cifar/resnet8"), controller), (3, 32, 32))
+    with torch.device("meta"):
+        net = timestepper.attach(create_model("cifar/resnet8"), controller)
+        found = timestepper.summary(net, (3, 32, 32))
+        influence = timestepper.descriptor_influence(net)
+    unknown = {"step_sizes": (math.nan,), "evolution_time": math.nan}
+    stages = tuple(replace(stage, **unknown) for stage in expected.stages)
+    assert str(found) == str(replace(expected, stages=stages))
+    assert replace(found, stages=()) == replace(expected, stages=())
+    assert str(influence) == "{'layer1': nan, 'layer2': nan, 'layer3': nan}"
+
+
 def test_evolution_time_is_the_sum_over_depth():
     net = timestepper.attach(create_model("cifar/resnet20"), "fixed(0.25)")
     assert timestepper.evolution_time(net) == {"layer1": 0.75, "layer2": 0.75, "layer3": 0.75}
@@ -78,6 +154,13 @@ def test_the_influence_of_the_weights_is_measured():
     assert timestepper.descriptor_influence(blind) == {"layer1": 0.0, "layer2": 0.0, "layer3": 0.0}
     assert min(timestepper.descriptor_influence(timestepper.attach(model)).values()) > 0
     assert set(timestepper.descriptor_influence(timestepper.attach(model, "independent")).values()) == {0.0}
+
+
+def test_the_influence_is_the_same_under_autocast():
+    net = timestepper.attach(create_model("cifar/resnet20"))
+    expected = timestepper.descriptor_influence(net)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert timestepper.descriptor_influence(net) == expected
 
 
 def test_whether_a_controller_tells_blocks_apart_is_measured():

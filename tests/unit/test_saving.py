@@ -4,14 +4,16 @@ import copy
 import hashlib
 import json
 import shutil
+import subprocess
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import timestepper
 from timestepper.errors import CheckpointError, DiskFullError, MismatchError
 from timestepper.models import CifarResNet
+from timestepper.saving import read_tensors, write_tensors
 
 
 def trained(kind="lstm", **options):
@@ -60,6 +62,30 @@ def test_folded_weights_have_the_base_keys(tmp_path):
     plain.load_state_dict(load_file(path), strict=True)
     assert torch.equal(plain.eval()(IMAGES), net(IMAGES))
     assert torch.equal(timestepper.load_folded(CifarResNet(14, 5, width=8), path).eval()(IMAGES), net(IMAGES))
+
+
+def test_a_block_in_two_places_is_saved_under_both_names(tmp_path):
+    def tied():
+        model = CifarResNet(14, num_classes=5, width=8)
+        model.layer1[1] = model.layer1[0]
+        model.head = model.linear
+        return model
+
+    torch.manual_seed(1)
+    net = timestepper.attach(tied()).eval()
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    path = timestepper.save_folded(net, tmp_path / "plain.safetensors")
+    assert set(load_file(path)) == set(timestepper.fold(net).state_dict())
+    assert torch.equal(timestepper.load_folded(tied(), path).eval()(IMAGES), net(IMAGES))
+
+
+def test_views_of_one_memory_are_saved_each_with_its_own_values(tmp_path):
+    whole = torch.arange(10.0)
+    views = {"whole": whole, "start": whole[:6], "end": whole[4:], "every_other": whole[::2], "none": whole[:0]}
+    back = read_tensors(write_tensors(views, tmp_path / "views.safetensors"))
+    assert set(back) == set(views)
+    assert all(torch.equal(back[name], view) for name, view in views.items())
 
 
 def test_channels_last_is_a_matter_of_memory_and_not_of_files(tmp_path):
@@ -158,8 +184,26 @@ def test_controllers_do_not_overwrite_their_own_description(tmp_path, monkeypatc
 def test_a_checksum_that_cannot_be_read_is_no_checksum(tmp_path, content):
     path = timestepper.save_folded(trained(), tmp_path / "plain.safetensors")
     (tmp_path / "plain.safetensors.sha256").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"plain.safetensors: cannot be verified: .*; export it again"):
+    with pytest.raises(
+        CheckpointError, match=r"cannot be verified: .*plain.safetensors.sha256 holds no sha256; export"
+    ):
         timestepper.load_folded(CifarResNet(14, 5, width=8), path)
+
+
+def test_weights_from_elsewhere_are_loaded_once_somebody_vouches_for_them(tmp_path):
+    """The message says how, and does not take a file that nobody vouched for."""
+    plain, path = CifarResNet(14, 5, width=8), tmp_path / "their weights.safetensors"
+    save_file(plain.state_dict(), path)
+    with pytest.raises(CheckpointError) as caught:
+        timestepper.load_folded(CifarResNet(14, 5, width=8), path)
+    said, _, command = str(caught.value).partition(" make the sum yourself: ")
+    assert said == (
+        f"{path}: cannot be verified: {path}.sha256 cannot be read (No such file or directory); export it again, "
+        "or, if you trust the file as it is,"
+    )
+    subprocess.run(command, shell=True, check=True)
+    loaded = timestepper.load_folded(CifarResNet(14, 5, width=8), path)
+    assert torch.equal(loaded.eval()(IMAGES), plain.eval()(IMAGES))
 
 
 def test_a_file_of_another_kind_is_refused_though_its_sum_is_right(tmp_path):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from torch import nn
+from torch import Tensor, nn
 
 from timestepper.errors import NoSitesError, UnsupportedSiteError
 
@@ -20,7 +20,6 @@ class Branch:
     convs: tuple[str, ...]  # layers whose averaged weights describe the branch
     last: tuple[str, ...]  # layers whose output rows the step size multiplies: usually one
     gate: str | None = None  # first layer of a squeeze-excite gate behind ``last``
-    shortcut: str | None = None  # the layers beside the branch, where the shortcut has any
     reduction: int = 4  # the paper's r: 4 for basic blocks, 8 for bottlenecks
 
 
@@ -34,7 +33,6 @@ class Site:
     convs: tuple[str, ...]
     last: tuple[str, ...]
     gate: str | None
-    shortcut: str | None
     reduction: int
 
 
@@ -105,47 +103,123 @@ def skipped_blocks(model: nn.Module, stages: list[Stage]) -> list[str]:
 
 
 def _site(model: nn.Module, path: str, block: nn.Module, adapter: Adapter) -> Site | None:
+    """What an adapter makes of a block; whatever is wrong with it is said with the block's path."""
     try:
         branch = adapter(block)
+        return None if branch is None else _resolved(model, path, branch)
     except UnsupportedSiteError as error:
-        raise UnsupportedSiteError(f"{path}: {error}") from None
-    if branch is None:
-        return None
+        raise UnsupportedSiteError(f"{path or type(block).__name__}: {error}") from None
+
+
+def _resolved(model: nn.Module, path: str, branch: Branch) -> Site:
+    """A branch in the paths of the whole network, all of which are there."""
+    _check_form(branch)
 
     def whole(name: str) -> str:
         return f"{path}.{name}" if path else name
 
-    weights = [_weight(model, path, whole(name)) for name in branch.convs]
-    rows = {_weight(model, path, whole(name)).shape[0] for name in branch.last}
+    convs, last = tuple(map(whole, branch.convs)), tuple(map(whole, branch.last))
+    gate = whole(branch.gate) if branch.gate else None
+    weights = [_averaged_weight(model, conv) for conv in convs]
+    rows = {_weight(model, name).shape[0] for name in last}
     if len(rows) != 1:
-        raise UnsupportedSiteError(f"{path}: the last layers {branch.last} have {sorted(rows)} outputs, not one number")
+        raise UnsupportedSiteError(f"the last layers {branch.last} have {sorted(rows)} outputs, not one number")
+    for conv in convs:
+        if conv not in last:  # a last layer must have a weight of its own in any case, which reparam.py says better
+            _refuse_hooked(conv, _layer(model, conv))
+    if gate is not None:
+        _layer(model, gate)
     return Site(
         path=path,
         channels=rows.pop(),
         descriptor=sum(weight.shape[0] * weight[0, 0].numel() for weight in weights),
-        convs=tuple(map(whole, branch.convs)),
-        last=tuple(map(whole, branch.last)),
-        gate=whole(branch.gate) if branch.gate else None,
-        shortcut=whole(branch.shortcut) if branch.shortcut else None,
+        convs=convs,
+        last=last,
+        gate=gate,
         reduction=branch.reduction,
     )
 
 
-def _weight(model: nn.Module, block: str, path: str):
+def _check_form(branch: Branch) -> None:
+    """What can be said of a branch without looking at the network."""
+    if not isinstance(branch, Branch):
+        raise UnsupportedSiteError(
+            f"its adapter returns a {type(branch).__name__}; return a timestepper.adapters.Branch, or None to leave "
+            "the block without a step size"
+        )
+    for role, names in (("convs", branch.convs), ("last", branch.last)):
+        # A string alone would be taken letter by letter.
+        if not isinstance(names, tuple | list) or not names or not all(isinstance(name, str) for name in names):
+            raise UnsupportedSiteError(
+                f"its adapter gives {role}={names!r}; give a tuple of layer names, such as {role}=('conv1',)"
+            )
+    if not isinstance(branch.reduction, int) or branch.reduction < 1:
+        raise UnsupportedSiteError(
+            f"its adapter gives reduction={branch.reduction!r}; give a whole number of at least 1"
+        )
+
+
+def _layer(model: nn.Module, path: str) -> nn.Module:
     try:
-        weight = getattr(model.get_submodule(path), "weight", None)
+        return model.get_submodule(path)
     except AttributeError:
-        weight = None
-    if weight is None:
-        raise UnsupportedSiteError(f"{block}: its adapter names {path}, which is no layer with a weight")
+        raise UnsupportedSiteError(
+            f"its adapter names {path}, which is no layer; give names inside the block, None for what it does not have"
+        ) from None
+
+
+def _weight(model: nn.Module, path: str) -> Tensor:
+    layer = _layer(model, path)
+    weight = getattr(layer, "weight", None)
+    if not isinstance(weight, Tensor):
+        raise UnsupportedSiteError(
+            f"its adapter names {path}, which is no layer with a weight but of class {type(layer).__name__}; "
+            "name one that has a weight, or give the class a property of that name"
+        )
     return weight
 
 
+def _averaged_weight(model: nn.Module, path: str) -> Tensor:
+    """A weight (outputs, inputs, ...): it describes a branch by its average over the inputs."""
+    layer, weight = _layer(model, path), _weight(model, path)
+    if weight.dim() < 2 or getattr(layer, "transposed", False):
+        raise UnsupportedSiteError(
+            f"its adapter names {path} in convs, a {type(layer).__name__}, whose weight is not (outputs, inputs, ...); "
+            "name layers like Conv1d, Conv2d, Conv3d or Linear"
+        )
+    return weight
+
+
+def _refuse_hooked(path: str, layer: nn.Module) -> None:
+    """A weight that a hook computes anew in every call is, until then, the last call's, whose graph is used up.
+
+    One that is not trained stays the same, and may stay.
+    """
+    hooked = "weight" in vars(layer) and layer._forward_pre_hooks
+    if hooked and any(parameter.requires_grad for parameter in layer.parameters(recurse=False)):
+        raise UnsupportedSiteError(
+            f"{path} has a weight that a hook computes in every call, too late for the controller; make pruning "
+            "permanent (torch.nn.utils.prune.remove), and use torch.nn.utils.parametrizations for its spectral_norm "
+            "and weight_norm"
+        )
+
+
 def _with_unique_names(stages: list[Stage]) -> list[Stage]:
-    names = [stage.name for stage in stages]
+    """Stages of one name are numbered, and then those that their controllers' ModuleDict could not tell apart."""
+    stages = _numbered(stages, [stage.name for stage in stages])
+    while (apart := _numbered(stages, [stage.name.replace(".", "_") for stage in stages])) != stages:
+        stages = apart
+    return stages
+
+
+def _numbered(stages: list[Stage], names: list[str]) -> list[Stage]:
+    """With numbers behind names that are there twice, or that a ModuleDict refuses: ``update``, say."""
+    reserved = nn.ModuleDict()
     return [
-        stage if names.count(stage.name) == 1 else replace(stage, name=f"{stage.name}_{names[:i].count(stage.name)}")
-        for i, stage in enumerate(stages)
+        replace(stage, name=f"{stage.name}_{names[:i].count(name)}")
+        if names.count(name) > 1 or hasattr(reserved, name)
+        else stage
+        for i, (stage, name) in enumerate(zip(stages, names, strict=True))
     ]
 
 
@@ -156,11 +230,6 @@ def _block_names(model: nn.Module) -> str:
 
 def _container(path: str) -> str:
     return path.rpartition(".")[0]
-
-
-def downsampled(block: nn.Module) -> str | None:
-    """The shortcut of a block as timm and torchvision build them."""
-    return "downsample" if block.downsample is not None else None
 
 
 def _dotted(block: type[nn.Module]) -> str:

@@ -2,18 +2,18 @@
 
 from torch import nn
 
-from timestepper.adapters.base import Branch, downsampled, register
+from timestepper.adapters.base import Branch, register
 from timestepper.errors import UnknownNameError, UnsupportedSiteError
 
 
 @register("timm.models.resnet.BasicBlock")
 def basic_block(block: nn.Module) -> Branch:
-    return Branch(convs=("conv1", "conv2"), last=("bn2",), gate=_gate(block), shortcut=downsampled(block), reduction=4)
+    return Branch(convs=("conv1", "conv2"), last=("bn2",), gate=_gate(block), reduction=4)
 
 
 @register("timm.models.resnet.Bottleneck")
 def bottleneck(block: nn.Module) -> Branch:
-    return Branch(convs=("conv1", "conv3"), last=("bn3",), gate=_gate(block), shortcut=downsampled(block), reduction=8)
+    return Branch(convs=("conv1", "conv3"), last=("bn3",), gate=_gate(block), reduction=8)
 
 
 def _gate(block: nn.Module) -> str | None:

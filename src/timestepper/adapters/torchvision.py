@@ -2,18 +2,18 @@
 
 from torch import nn
 
-from timestepper.adapters.base import Branch, downsampled, register
+from timestepper.adapters.base import Branch, register
 from timestepper.errors import UnknownNameError
 
 
 @register("torchvision.models.resnet.BasicBlock")
 def basic_block(block: nn.Module) -> Branch:
-    return Branch(convs=("conv1", "conv2"), last=("bn2",), shortcut=downsampled(block), reduction=4)
+    return Branch(convs=("conv1", "conv2"), last=("bn2",), reduction=4)
 
 
 @register("torchvision.models.resnet.Bottleneck")
 def bottleneck(block: nn.Module) -> Branch:
-    return Branch(convs=("conv1", "conv3"), last=("bn3",), shortcut=downsampled(block), reduction=8)
+    return Branch(convs=("conv1", "conv3"), last=("bn3",), reduction=8)
 
 
 def create(name: str, num_classes: int = 1000, in_chans: int = 3) -> nn.Module:

@@ -31,7 +31,7 @@ class ControllerSpec:
 
     def __str__(self) -> str:
         """As :func:`parse` reads it back, to the last bit: saved controllers are described by it."""
-        values = ", ".join(repr(value).removesuffix(".0") for value in self.options.values())
+        values = ", ".join(str(value).removesuffix(".0") for value in self.options.values())
         return f"{self.kind}({values})" if self.options else self.kind
 
 
@@ -52,26 +52,44 @@ def independent() -> ControllerSpec:
 
 def fixed(value: float) -> ControllerSpec:
     """A constant step size."""
-    return ControllerSpec("fixed", {"value": float(value)})
+    try:
+        return ControllerSpec("fixed", {"value": float(value)})
+    except (TypeError, ValueError):
+        raise StepSizeError(f"a fixed step size must be a positive number, not {value!r}; try fixed(0.01)") from None
 
 
 def parse(name: "str | ControllerSpec") -> ControllerSpec:
-    """The spec that a name such as ``lstm`` or ``fixed(0.01)`` stands for."""
-    if isinstance(name, ControllerSpec):
-        return name
-    match = re.fullmatch(r"(\w+)(?:\(([^()]*)\))?", str(name).strip())
+    """The spec that a name such as ``lstm`` or ``fixed(0.01)`` stands for; a spec itself must have such a name."""
+    text = str(name).strip()
+    match = re.fullmatch(r"([^()]+)(?:\((.*)\))?", text)
     if match is None or match[1] not in KINDS:
         known = ", ".join("fixed(0.01)" if kind == "fixed" else kind for kind in KINDS)
-        raise UnknownNameError(f"unknown controller {name!r}; known are {known}")
-    wanted = list(inspect.signature(KINDS[match[1]]).parameters)[1:]
-    try:
-        values = [float(text) for text in (match[2] or "").split(",") if text.strip()]
-    except ValueError:
-        values = []
-    if len(values) != len(wanted):
+        raise UnknownNameError(f"unknown controller {text!r}; known are {known}")
+    options = _options(match[1], match[2] or "")
+    # A spec is saved as its name, which has its options in the order of the kind's own.
+    if options is None or (isinstance(name, ControllerSpec) and list(name.options) != list(options)):
+        wanted = list(inspect.signature(KINDS[match[1]]).parameters)[1:]
         form = f"{match[1]}({', '.join(wanted)})" if wanted else match[1]
-        raise StepSizeError(f"controller {name!r} is incomplete or has too much; write it as {form} with numbers")
-    return ControllerSpec(match[1], dict(zip(wanted, values, strict=True)))
+        raise StepSizeError(f"controller {text!r} is incomplete or has too much; write it as {form} with numbers")
+    return name if isinstance(name, ControllerSpec) else ControllerSpec(match[1], options)
+
+
+def _options(kind: str, text: str) -> dict[str, float] | None:
+    """Numbers between commas, by the names that the kind has for them; None where they do not fit."""
+    try:
+        values = [_number(part) for part in text.split(",") if part.strip()]
+        found = inspect.signature(KINDS[kind]).bind(None, *values)  # None stands for the shape of a stage
+    except (ValueError, TypeError):
+        return None
+    return dict(list(found.arguments.items())[1:])
+
+
+def _number(text: str) -> float:
+    """As it is written: 2 is an int, because an option may be a count."""
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
 
 
 __all__ = [

@@ -215,7 +215,8 @@ def test_the_branch_is_what_the_block_adds_to_its_shortcut(family):
             module.weight.data.uniform_(0.5, 1.0)
     chain = open_chain(net, torch.randn(1, 3, 64, 64))
     for link, before, after in zip(chain.links, chain.features, chain.features[1:], strict=False):
-        shortcut = before if link.site.shortcut is None else chain.model.get_submodule(link.site.shortcut)(before)
+        downsample = chain.model.get_submodule(link.site.path).downsample
+        shortcut = before if downsample is None else downsample(before)
         torch.testing.assert_close(F.relu(shortcut + branch(link, before)), after)
 
 
