@@ -1,6 +1,7 @@
 """The command line as a user meets it: what a mistake prints, and what it leaves behind."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import typer.main
@@ -96,6 +97,14 @@ def test_report_refuses_a_folder_that_is_not_there(call, tmp_path, option):
     for name in ("nosuch", "file"):
         assert f"{option} {name}: there is no such folder" in refused(call("report", option, name))
     assert [item.name for item in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("blocked", ["index.html", "index.md"])
+def test_demo_says_that_it_cannot_write_its_page_before_it_trains(call, tmp_path, blocked):
+    (tmp_path / "demo" / blocked).mkdir(parents=True)
+    told = refused(call("demo"))
+    assert f"cannot write {Path('demo', blocked)}: Is a directory; it is a folder, name a file" in told
+    assert [item.name for item in (tmp_path / "demo").iterdir()] == [blocked]
 
 
 def test_check_data_is_silent_where_there_is_no_terminal(call):

@@ -19,9 +19,12 @@ def demo(
     from timestepper.cli import gather
     from timestepper.experiment.reproduce import bring_to_end, contents, plan
     from timestepper.experiment.sets import open_sets
+    from timestepper.files import prepare_file
     from timestepper.report.page import tables_of
 
-    results = out / "results"
+    results, page, tables = out / "results", out / "index.html", out / "index.md"
+    for path in (page, tables):  # what is in their way is better told before the training than after it
+        prepare_file(path)
     records, _ = report.load_records(results)
     steps = plan(open_sets("demo"), contents(record.path for record in records), out / "runs")
     code = bring_to_end(steps, results)
@@ -31,10 +34,7 @@ def demo(
         raise typer.Exit(code)
     gather.show(tables_of(("demo",), records, {}, report.Computed(), records))
     _say_folding(records)
-    page = out / "index.html"
-    report.write_page(
-        records, {}, page, out / "index.md", "A network that learns its own time steps", problems=problems
-    )
+    report.write_page(records, {}, page, tables, "A network that learns its own time steps", problems=problems)
     print(f"The page: {page.resolve()}")
     _check_folding(records)
 

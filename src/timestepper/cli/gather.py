@@ -1,4 +1,4 @@
-"""What the commands ``reproduce`` and ``report`` have in common: everything that a table or the page is made of."""
+"""What ``reproduce``, ``report`` and ``demo`` have in common: what tables and the page are made of, and printing."""
 
 import functools
 import sys
@@ -48,11 +48,13 @@ def _shaped(claims: Iterable[Claim]) -> set[str]:
 
 
 def solutions() -> dict[str, dict]:
-    """The three solutions of Figure 1."""
+    """The three solutions of Figure 1, and points of the exact one."""
     from timestepper.stability import ode
 
     found = zip(("large", "small", "rkf"), ode.figure_1().items(), strict=True)
-    return {
+    times = [number / 50 for number in range(151)]  # to t = 3, where the others end
+    exact = {"times": times, "values": [ode.decayed(time) for time in times]}
+    return {"exact": exact} | {
         key: {
             "label": label,
             "times": solution.times.tolist(),

@@ -23,7 +23,6 @@ def report(
     from timestepper.errors import RunDirectoryError
     from timestepper.experiment.reproduce import contents, plan
     from timestepper.experiment.sets import open_sets
-    from timestepper.files import explain
     from timestepper.report.claims import FOLDER
 
     if out.is_dir() or out.suffix == ".md":
@@ -38,17 +37,6 @@ def report(
     none = [] if records else [f"{results} holds no sound record; timestepper reproduce NAME makes them"]
     gather.warn(problems + none)
     computed, pending = gather.compute(found_claims), gather.pending(steps, found_claims)
-    try:
-        reports.write_page(
-            records,
-            found_claims,
-            out,
-            out.with_suffix(".md"),
-            title,
-            problems=problems,
-            computed=computed,
-            pending=pending,
-        )
-    except OSError as error:
-        raise explain(error, out) from error
-    print(f"{len(records)} records from {results}: {out} and {out.with_suffix('.md')}")
+    tables = out.with_suffix(".md")
+    reports.write_page(records, found_claims, out, tables, title, problems=problems, computed=computed, pending=pending)
+    print(f"{len(records)} records from {results}: {out} and {tables}")

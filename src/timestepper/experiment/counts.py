@@ -9,7 +9,7 @@ from torch import nn
 
 from timestepper import equations
 from timestepper.adapters import create_model
-from timestepper.api import Attached, attach, detach
+from timestepper.api import Attached, attach, detach, step_sizes
 from timestepper.inspection import controller_multiply_adds, count_parameters, multiply_adds
 
 INPUT = (3, 224, 224)
@@ -37,16 +37,15 @@ def _count(base: nn.Module, base_multiply_adds: int, controller: str) -> dict[st
         return {
             "parameters_train": parameters,
             "parameters_inference": parameters,
-            "parameters_folded": parameters,
             "gflops_train": gflops,
             "gflops_inference": gflops,
         }
     net = attach(base, controller)
-    kept = sum(len(stage.sites) * stage.channels for stage in net.stepping.stages)
+    kept = sum(steps.numel() for steps in step_sizes(net).values())
     return {
         "parameters_train": count_parameters(net),
         "parameters_inference": parameters + kept,
-        "parameters_folded": parameters,
+        "step_sizes": kept,
         "gflops_train": gflops + controller_multiply_adds(net) / 1e9,
         "gflops_inference": gflops,
         "gflops_matrices": sum(part.multiply_adds() for _, part in net.controlled()) / 1e9,

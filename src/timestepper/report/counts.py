@@ -120,11 +120,11 @@ def _pair(row: Row, quantity: str, ours: float | None, footnotes: Footnotes) -> 
 
 
 def complexity_table(claim: Claim, counted: dict[str, Any]) -> Table:
-    """Table 1: each formula, its value on two networks, and the weights of the real controllers."""
+    """Table 1: each formula, its value on two networks, and what the real controllers have and leave behind."""
     footnotes = Footnotes()
     meaning = footnotes.number(
         "k₁k₂ stands for the length of the descriptor over the channels: 18 for basic blocks (two 3x3 convolutions), "
-        "1.25 for bottlenecks (the first and third 1x1). r is 4 and 8. In inference every method keeps Σ L_b C_b."
+        "1.25 for bottlenecks (the first and third 1x1). r is 4 and 8."
     )
     biases = footnotes.number("The formulas leave out biases; the counted total has them.")
     rows = []
@@ -133,6 +133,7 @@ def complexity_table(claim: Claim, counted: dict[str, Any]) -> Table:
             found = counted[f"{model} {formula.controller}"]
             equal = found["formula_train"] == found["controller_weights"]
             total = found["controller_weights"] + found["controller_biases"]
+            kept = found["formula_inference"] == found["step_sizes"]
             rows.append(
                 (
                     Cell(f"{formula.label}, {network}"),
@@ -140,10 +141,14 @@ def complexity_table(claim: Claim, counted: dict[str, Any]) -> Table:
                     Cell(f"{found['formula_train']:,.0f}"),
                     Cell(f"{found['controller_weights']:,}", tone="good" if equal else "bad"),
                     Cell(f"{total:,}", (biases,) if found["controller_biases"] else ()),
+                    Cell(f"{formula.inference} = {found['formula_inference']:,}", tone="good" if kept else "bad"),
                 )
             )
-    columns = ("Method", "The paper's formula", "Its value", "Our weights", "With biases")
-    caption = f"{claim.place}: parameters added in training, by the paper's formula and counted on our controllers"
+    columns = ("Method", "The paper's formula", "Its value", "Our weights", "With biases", "Kept in inference")
+    caption = (
+        f"{claim.place}: parameters added in training, by the paper's formula and counted on our controllers, and "
+        "those that inference keeps"
+    )
     return Table(f"{claim.name}-counts", caption, columns, tuple(rows), tuple(footnotes.texts))
 
 

@@ -2,15 +2,16 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 from timestepper.report import quantities, svg
+from timestepper.report.compare import by_task, differences, plain_of, same_start_of
 from timestepper.report.groups import Group, Task, condition_labels
 from timestepper.report.names import data_name, subject_name
 from timestepper.report.records import Record
-from timestepper.report.statistics import Interval, interval, paired, signed
+from timestepper.report.statistics import Interval, interval, signed
 
 Curve = list[tuple[float, float]]
 _FAR = 4  # times the middle of all bars
@@ -34,33 +35,6 @@ class Figure:
     caption: str
     panels: tuple[Panel, ...]
     legend: tuple[tuple[str, str], ...] = (("plain", "plain"), ("stepped", "the network that the panel names"))
-
-
-def by_task(groups: Iterable[Group]) -> dict[Task, list[Group]]:
-    """Groups that may be compared, plain first."""
-    bundles: dict[Task, list[Group]] = {}
-    for group in groups:
-        bundles.setdefault(group.task, []).append(group)
-    return bundles
-
-
-def plain_of(groups: Sequence[Group]) -> Group | None:
-    return next((group for group in groups if group.plain), None)
-
-
-def same_start_of(groups: Sequence[Group]) -> Group | None:
-    """The plain network whose blocks start at half their size, as a controller's do: what a controller must beat."""
-    return next((group for group in groups if group.subject == "plain, last norm starts at 0.5"), None)
-
-
-def differences(groups: Sequence[Group], base: Group | None = None) -> list[tuple[Group, Interval]]:
-    """Each group's test error less that of the base, which is the plain network where none is named; by seed."""
-    base = base or plain_of(groups)
-    if base is None:
-        return []
-    errors = base.values(quantities.test_error)
-    pairs = [(group, paired(group.values(quantities.test_error), errors)) for group in groups if group is not base]
-    return [(group, interval(sample.values())) for group, sample in pairs if sample]
 
 
 def comparison(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from timestepper.files import make_folder, write_atomic
 from timestepper.report import counts, figures, results, step_figures, verdicts
 from timestepper.report.claims import Claims
 from timestepper.report.figures import Figure, Panel
@@ -23,7 +24,7 @@ class Computed:
     """What needs no run and is computed where the page is asked for, because this package never imports torch.
 
     ``counted`` and ``shapes`` are those of ``experiment.counts``; ``solutions`` maps large, small and rkf to the
-    solutions of Figure 1 with label, times, values, steps and error.
+    solutions of Figure 1 with label, times, values, steps and error, and exact to its times and values.
     """
 
     counted: dict[str, Any] | None = None
@@ -66,8 +67,8 @@ def write_page(
     problems = [*problems, *repeated(records)]
     html = _render(title=title, summary=lines, sections=sections, problems=problems, headline=_headline(found))
     for path, text in ((out_html, html), (out_md, _markdown(title, lines, sections, problems))):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        make_folder(path.parent)
+        write_atomic(path, text.encode())
 
 
 def _sections(

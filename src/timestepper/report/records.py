@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from timestepper.errors import RecordError
-from timestepper.files import signed
+from timestepper.files import with_checksum
 from timestepper.report import strict
 from timestepper.report.record_checks import check
 
@@ -95,7 +95,7 @@ def _read(path: Path) -> Record:
             f"{path}: schema version {content['schema']!r}, this program reads {SCHEMA}; use the version of "
             "timestepper that wrote it, or run it again"
         )
-    if content.get("sha256") != signed(content)["sha256"]:
+    if content.get("sha256") != with_checksum(content)["sha256"]:
         raise RecordError(f"{path}: the checksum does not fit, so it was edited or damaged; restore it or run it again")
     known = {name: value for name, value in content.items() if name in Record.__dataclass_fields__}
     record = strict.build(Record, {**known, "path": str(path)}, str(path))

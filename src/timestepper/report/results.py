@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from timestepper.report import quantities
-from timestepper.report.claims import Claim
-from timestepper.report.figures import by_task, differences
+from timestepper.report.claims import Claim, Row, Steps
+from timestepper.report.compare import by_task, differences
 from timestepper.report.groups import Group, Task
 from timestepper.report.names import data_name, subject_name
 from timestepper.report.records import Record
@@ -65,11 +65,7 @@ def paper_table(claim: Claim, groups: Sequence[Group], label: Label) -> Table:
     for row in claim.row:
         name = f"{row.label}, {data_name(row.data)}" + (f" ({row.origin})" if row.origin else "")
         paper = Cell(f"{row.paper['test_error']:.2f}") if "test_error" in row.paper else Cell("")
-        found = [
-            group
-            for group in groups
-            if (group.task.data, group.task.model, group.subject) == (row.data, row.model, row.controller)
-        ]
+        found = _runs_of(row, groups)
         if row.origin or not found:
             rows.append((Cell(name), paper, Cell("" if row.origin else NOT_RUN, tone="quiet"), Cell(""), Cell("")))
         for group in found if not row.origin else ():
@@ -81,8 +77,19 @@ def paper_table(claim: Claim, groups: Sequence[Group], label: Label) -> Table:
     return Table(claim.name, f"{claim.place}: {claim.title}", columns, tuple(rows))
 
 
+def _runs_of(line: Row | Steps, groups: Sequence[Group]) -> list[Group]:
+    """Our runs of what a line of the paper is about, under whatever schedule."""
+    wanted = (line.data, line.model, line.controller)
+    return [group for group in groups if (group.task.data, group.task.model, group.subject) == wanted]
+
+
 def _seeds(count: int) -> str:
     return "1 seed" if count == 1 else f"{count} seeds"
+
+
+def _name(group: Group, count: int, label: Label) -> Cell:
+    """What a row is called that so many of the group's seeds stand behind."""
+    return Cell(f"{label(group.task)}: {subject_name(group.subject)}, {_seeds(count)}")
 
 
 def steps_table(claim: Claim, groups: Sequence[Group], label: Label) -> Table:
@@ -91,11 +98,7 @@ def steps_table(claim: Claim, groups: Sequence[Group], label: Label) -> Table:
     rows = []
     for line in claim.steps:
         rows.append((Cell(f"{line.label}, paper"), *(Cell(f"{line.paper[block]:.3f}") for block in blocks)))
-        found = [
-            group
-            for group in groups
-            if (group.task.data, group.task.model, group.subject) == (line.data, line.model, line.controller)
-        ]
+        found = _runs_of(line, groups)
         for group in found:
             cells = (_block_cell(group, block) for block in blocks)
             rows.append((Cell(f"{line.label}, measured: {label(group.task)}, {_seeds(len(group.runs))}"), *cells))
@@ -118,8 +121,8 @@ def noise_table(groups: Sequence[Group], label: Label) -> Table | None:
         if not curves:
             continue
         found = [[curve[level] for curve in curves if level in curve] for level in levels]
-        name = f"{label(group.task)}: {subject_name(group.subject)}, {_seeds(len(curves))}"
-        rows.append((Cell(name), *(Cell(interval(values).spread(1) if values else "") for values in found)))
+        cells = (Cell(interval(values).spread(1) if values else "") for values in found)
+        rows.append((_name(group, len(curves), label), *cells))
     caption = "Test error in percent by standard deviation of the noise: mean ± standard deviation over seeds"
     return Table("noise-table", caption, ("Runs", *(f"{level:g}" for level in levels)), tuple(rows)) if rows else None
 
@@ -132,11 +135,11 @@ def stability_table(groups: Sequence[Group], label: Label) -> Table | None:
         if not found:
             continue
         bound = interval(sum(growth.log_bound) / _TEN for growth in found)
-        name = f"{label(group.task)}: {subject_name(group.subject)}, {_seeds(len(found))}"
         ends = [[max(growth.log_end_to_end.values()) for growth in found]]  # no search finds the worst every time
         ends += [[growth.log_end_to_end[kind] for growth in found] for kind in _KINDS]
         measured = [interval(value / _TEN for value in values) for values in ends]
-        rows.append((Cell(name), Cell(bound.spread(1)), *(Cell(value.spread()) for value in measured)))
+        cells = (Cell(value.spread()) for value in measured)
+        rows.append((_name(group, len(found), label), Cell(bound.spread(1)), *cells))
     columns = ("Runs", "Bound (Proposition 1)", "Worst found", "Adversarial", "Random")
     caption = (
         "From the first block's input to the last block's output: decimal logarithm of the growth of a perturbation"
@@ -151,8 +154,8 @@ def influence_table(groups: Sequence[Group], label: Label) -> Table | None:
         reads = group.subject.startswith(("lstm", "two_fc"))  # the others have nothing to read
         runs = [list(record.final.get("descriptor_influence", {}).values()) for record in group.runs.values()]
         if reads and all(runs):
-            name = f"{label(group.task)}: {subject_name(group.subject)}, {_seeds(len(runs))}"
-            rows.append((Cell(name), *(Cell(f"{interval(stage).mean:.1e}") for stage in zip(*runs, strict=False))))
+            cells = (Cell(f"{interval(stage).mean:.1e}") for stage in zip(*runs, strict=False))
+            rows.append((_name(group, len(runs), label), *cells))
     width = max(map(len, rows), default=1)
     filled = tuple(row + (Cell(""),) * (width - len(row)) for row in rows)
     caption = (

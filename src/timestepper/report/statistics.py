@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import linear_regression
 
 CONFIDENCE = 0.95
 MINUS = "\N{MINUS SIGN}"
@@ -55,10 +56,7 @@ def paired(low: Mapping[int, float], high: Mapping[int, float]) -> dict[int, flo
 
 def slope(points: Iterable[tuple[float, float]]) -> float:
     """Least-squares slope of y over x."""
-    pairs = list(points)
-    mean_x = math.fsum(x for x, _ in pairs) / len(pairs)
-    mean_y = math.fsum(y for _, y in pairs) / len(pairs)
-    return math.fsum((x - mean_x) * (y - mean_y) for x, y in pairs) / math.fsum((x - mean_x) ** 2 for x, _ in pairs)
+    return linear_regression(*zip(*points, strict=True)).slope
 
 
 def signed(value: float, digits: int = 2) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from timestepper.report import counts, quantities, verdicts
 from timestepper.report.claims import Claims
-from timestepper.report.figures import by_task, differences, plain_of, same_start_of
+from timestepper.report.compare import by_task, differences, plain_of, same_start_of
 from timestepper.report.groups import Group, Task, schedule_label
 from timestepper.report.names import PAPER_DATA, subject_name
 from timestepper.report.statistics import interval, signed

@@ -41,10 +41,35 @@ def test_numbers_that_the_footnotes_quote(counted):
     assert f"{small['gflops_inference'] + small['gflops_matrices']:.2f}" == "1.82"
 
 
+def test_the_first_paragraph_counts_what_agrees(claims, counted):
+    assert counts.agreement(claims, counted) == (44, 62)
+
+
+def reasons(table, label, quantity):
+    """The footnotes of one cell."""
+    (row,) = (row for row in table.rows if row[0].text == label)
+    return [table.notes[number - 1] for number in row[1 + counts.COUNTS.index(quantity)].notes]
+
+
+def test_a_difference_is_explained_by_its_own_footnote(claims, counted):
+    table2, table3 = (counts.counts_table(claims[name], counted) for name in ("table2", "table3"))
+    found = [
+        reasons(table2, "TSC_2fc-ResNet", "parameters_train"),
+        reasons(table3, "TSC-ResNeXt-50", "parameters_train"),
+        reasons(table3, "ResNet-101", "gflops_inference"),
+        reasons(table3, "TSC-ResNet-18", "gflops_train"),
+    ]
+    starts = ("The paper's own formula", "The first 1x1 convolution", "Multiply-adds of", "Ours adds the controller's")
+    for texts, start in zip(found, starts, strict=True):
+        assert len(texts) == 1
+        assert texts[0].startswith(start)
+
+
 def test_every_difference_has_a_footnote(claims, counted, computed, monkeypatch):
     tables = counts.tables(claims, counted, computed.shapes)
     assert [table.name for table in tables] == [f"table{number}-counts" for number in (1, 2, 3, 6)]
     for table in tables:
+        assert counts.NO_REASON not in table.notes
         for row in table.rows:
             assert all(cell.notes for cell in row if cell.tone == "bad"), row
     structure = tables[-1]
@@ -74,7 +99,10 @@ def test_a_network_that_no_library_has_is_left_out(claims, counted, computed, ca
 def test_table_1_counts_the_weights_of_the_real_controllers(claims, counted):
     table = counts.complexity_table(claims["table1"], counted)
     assert len(table.rows) == 6
-    assert all(row[3].tone == "good" for row in table.rows)
+    assert all(row[3].tone == row[5].tone == "good" for row in table.rows)
+    assert [row[5].text for row in table.rows] == ["Σ L_b C_b = 3,776", "Σ L_b C_b = 15,104"] * 3
+    more = {key: {**found, "step_sizes": found.get("step_sizes", 0) + 1} for key, found in counted.items()}
+    assert {row[5].tone for row in counts.complexity_table(claims["table1"], more).rows} == {"bad"}
 
 
 def test_markdown_has_every_row_and_note(claims, counted):

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from timestepper.cli.gather import solutions
 from timestepper.experiment.load import as_dict, load
-from timestepper.report import figures, results, step_figures, svg
+from timestepper.report import compare, figures, results, step_figures, svg
 from timestepper.report.groups import group, how
 from timestepper.report.statistics import MINUS
 from timestepper.report.summary import summarise
@@ -44,7 +45,7 @@ def test_a_difference_is_the_network_s_error_less_the_plain_one_s(records):
         )
         for record, error in zip(plain, (6.0, 6.4), strict=True)
     ]
-    ((found, apart),) = figures.differences(group([*plain, *stepped]))
+    ((found, apart),) = compare.differences(group([*plain, *stepped]))
     assert (found.subject, apart.mean) == ("lstm", pytest.approx(-0.9))
 
 
@@ -64,8 +65,8 @@ def test_the_plain_network_that_starts_as_a_controller_does_is_the_fair_one(reco
 
     assert headings(both) == ["Less plain: here"]
     assert headings(all_three) == ["Less plain: here", "Less plain that starts at half steps: here"]
-    base = figures.same_start_of(all_three)
-    apart = {found.subject: value.mean for found, value in figures.differences(all_three, base)}
+    base = compare.same_start_of(all_three)
+    apart = {found.subject: value.mean for found, value in compare.differences(all_three, base)}
     assert apart == {"plain": pytest.approx(1.2), "lstm": pytest.approx(0.2)}
     assert "half" not in summarise(both, {}, [], None, lambda task: "here")[1]
     (sentence,) = summarise(all_three, {}, [], None, lambda task: "here")[1:]
@@ -124,6 +125,39 @@ def test_every_cut_end_of_a_bar_is_an_arrow(low, high, tips):
 def test_a_mean_beyond_the_axis_is_one_arrow_and_the_other_end_of_its_bar_another():
     drawn = svg.forest([("label", 9.0, -5.0, 23.0)], (-1.0, 1.0), "x", "title", "text")
     assert (drawn.count('stepped beyond"'), drawn.count('stepped cut"')) == (1, 1)
+
+
+def points_of(drawing, css):
+    """Where the first line of a series runs, in units of the drawing."""
+    found = re.search(f'<polyline class="line {css}" points="([^"]+)"', drawing)
+    return [tuple(map(float, point.split(","))) for point in found[1].split()]
+
+
+@pytest.mark.parametrize("log_x", [False, True])
+@pytest.mark.parametrize("log_y", [False, True])
+def test_a_plot_runs_from_its_lower_left_to_its_upper_right(log_x, log_y):
+    """The middle of 1 and 100 is 10 on a logarithmic axis."""
+    plot = svg.Plot((1, 100), (1, 100), "x", "y", log_x=log_x, log_y=log_y)
+    middle = (10.0 if log_x else 50.5, 10.0 if log_y else 50.5)
+    plot.line([(plot.x[0], plot.y[0]), middle, (plot.x[1], plot.y[1])], "plain")
+    assert points_of(plot.parts[0], "plain") == [(46, 194), (197, 102), (348, 10)]
+
+
+def test_figure_1_shows_the_exact_solution():
+    """y = exp(-4t) from t = 0 to 3, here read at t = 0.5."""
+    for panel in step_figures.initial_value_problem(solutions()).panels:
+        line = points_of(panel.drawing, "quiet")
+        (left, top), (x, y), (right, bottom) = line[0], line[25], line[-1]
+        assert (x - left) / (right - left) == pytest.approx(0.5 / 3, abs=1e-3)
+        assert (bottom - y) / (bottom - top) == pytest.approx(math.exp(-2), abs=2e-3)
+
+
+def test_a_long_training_is_shown_from_its_first_to_its_last_epoch():
+    assert step_figures._thinned(3) == [0, 1, 2]
+    long = step_figures._thinned(300)
+    assert (long[0], long[-1]) == (0, 299)
+    steps = {later - earlier for earlier, later in itertools.pairwise(long)}
+    assert steps == {6, 7}
 
 
 def test_panels_of_one_task_stand_together(records):

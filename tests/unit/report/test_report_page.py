@@ -7,7 +7,10 @@ import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import pytest
+
 from timestepper import report
+from timestepper.errors import RunDirectoryError
 from timestepper.experiment.load import as_dict, load
 from timestepper.report import page, verdicts
 from timestepper.report.claims import Claim, Statement
@@ -97,6 +100,22 @@ def test_without_records_everything_else_is_still_reported(tmp_path):
     assert "There are no records yet" in text
     assert "**Table 2: Controllers compared on ImageNet, ResNet-50**" in text
     assert "reproduced |" not in text
+
+
+@pytest.mark.parametrize("blocked", ["page.html", "page.md"])
+def test_a_folder_in_the_place_of_the_page_is_told_in_one_line(tmp_path, blocked):
+    (tmp_path / blocked).mkdir()
+    with pytest.raises(RunDirectoryError) as raised:
+        report.write_page([], {}, tmp_path / "page.html", tmp_path / "page.md")
+    assert str(raised.value) == f"cannot write {tmp_path / blocked}: Is a directory; it is a folder, name a file"
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    (tmp_path / "page.html").write_text("the old page")
+    (tmp_path / "page.html.tmp").mkdir()  # in the way of what is written before it takes the page's name
+    with pytest.raises(RunDirectoryError, match=r"cannot write .*page\.html: "):
+        report.write_page([], {}, tmp_path / "page.html", tmp_path / "page.md")
+    assert (tmp_path / "page.html").read_text() == "the old page"
 
 
 def test_without_claims_it_is_a_comparison_of_two_runs(records, tmp_path):
@@ -196,6 +215,7 @@ def luminance(colour):
 def test_colours_have_contrast_in_light_and_dark():
     style = (page._FOLDER / "page.css").read_text()
     themes = re.findall(r":root \{(.*?)\}", style, re.S)[:2]
+    assert len(themes) == 2
     for theme in themes:
         colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", theme))
         paper = luminance(colours["paper"])

@@ -125,6 +125,32 @@ def test_what_is_to_run_is_counted_in_runs():
     assert "5 runs, 10.0 h in all" in table.caption
 
 
+def test_only_controllers_whose_runs_all_say_so_stand_in_the_table_of_what_is_read(records):
+    def influenced(subject, *influences):
+        made = runs(records[0], subject, [1] * len(influences))
+        return replace(
+            made,
+            runs={
+                seed: replace(made.runs[seed], final={"descriptor_influence": influence})
+                for seed, influence in enumerate(influences)
+            },
+        )
+
+    groups = [
+        influenced("lstm", {"layer1": 0.2, "layer2": 0.02}, {"layer1": 0.4, "layer2": 0.04}),
+        influenced("independent", {"layer1": 0.0}),  # it has nothing to read
+        influenced("two_fc", {"layer1": 0.5}, {}),  # an older record does not say
+    ]
+    assert texts(results.influence_table(groups, here)) == [["here: lstm, 2 seeds", "3.0e-01", "3.0e-02"]]
+    assert results.influence_table(groups[1:], here) is None
+
+
+def test_attached_and_folded_errors_are_in_percent(records):
+    final = {"test": {"error": 0.125}, "folded": {"error": 0.25}, "fold_difference": 0.0}
+    table = results.fold_table([Group(task_of(records[0]), "lstm", {3: replace(records[0], final=final)})], here)
+    assert texts(table) == [["here: lstm, seed 3", "12.50", "25.00", "0"]]
+
+
 def test_a_fold_that_changes_a_logit_is_not_shown_as_good(records):
     stepped = next(record for record in records if "folded" in record.final)
     for difference, tone in ((0.0, "good"), (0.5, "")):

@@ -25,13 +25,6 @@ hours = 0.01
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("mini")
-    (path / "mini.toml").write_text(SET)
-    return path
-
-
-@pytest.fixture(scope="module")
 def done(folder):
     """A set that was stopped in the middle and then brought to its end."""
 
@@ -179,13 +172,13 @@ def test_figure_1_needs_no_run(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("out", ["folder", "page.md", "file/page.html"])
-def test_a_page_that_cannot_be_written_is_one_line(tmp_path, out):
+@pytest.mark.parametrize(("out", "named"), [("folder", "folder"), ("page.md", "page.md"), ("file/page.html", "file")])
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path, out, named):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     result = run(tmp_path, "report", "--out", out)
     assert result.returncode
-    assert f"{out}: " in result.stderr.splitlines()[-1]
+    assert f"{named}: " in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "page.md").exists()  # the tables would have taken the place of the page
 
