@@ -140,9 +140,8 @@ def print_table(result: dict) -> None:
             f"peak {entry['peak_bytes'] / 2**20:9.1f} MiB ({entry['peak_bytes'] / max(1, first['peak_bytes']):.4f}x)  "
             f"kernels {entry.get('kernels', 0):5d} {entry.get('kernel_us', 0):9.0f} us  loss {entry['loss']:.4f}"
         )
-    for name in ("fused",):
-        for key, count, microseconds in result["variants"].get(name, {}).get("extra", [])[:14]:
-            print(f"    + {count:4d} x {key:90s} {microseconds:8.1f} us")
+    for key, count, microseconds in result["variants"].get("fused", {}).get("extra", [])[:14]:
+        print(f"    + {count:4d} x {key:90s} {microseconds:8.1f} us")
     sys.stdout.flush()
 
 

@@ -5,13 +5,12 @@ from dataclasses import replace
 import torch
 
 from timestepper.data import ArrayImages, Dataset
+from timestepper.data.cifar import NORMALISATION
 from timestepper.engine.distributed import Group
 from timestepper.engine.journal import Journal
 from timestepper.engine.loop import Plan, Training
 from timestepper.experiment import build
 from timestepper.experiment.schema import Recipe
-
-CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 def random_data(train: int, test: int, device: torch.device) -> Dataset:
@@ -21,7 +20,7 @@ def random_data(train: int, test: int, device: torch.device) -> Dataset:
     def half(count: int) -> ArrayImages:
         images = torch.randint(256, (count, 32, 32, 3), generator=source, dtype=torch.uint8)
         labels = torch.randint(10, (count,), generator=source)
-        return ArrayImages(images, labels, 10, CIFAR_MEAN, CIFAR_STD).to(device)
+        return ArrayImages(images, labels, 10, *NORMALISATION["cifar10"]).to(device)
 
     return Dataset("random", half(train), half(test), tuple(map(str, range(10))), "random")
 

@@ -11,7 +11,6 @@ import json
 import pathlib
 import statistics
 import sys
-import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
@@ -22,21 +21,11 @@ import timestepper  # noqa: E402
 from timestepper.adapters import create_model  # noqa: E402
 from timestepper.bench.environment import environment  # noqa: E402
 from timestepper.bench.quiet import quiet  # noqa: E402
+from timestepper.bench.timing import seconds  # noqa: E402
 from timestepper.bench.training import MODES, Case, TrainingStep, forget, runtime  # noqa: E402
 from timestepper.stability.monitor import Monitor  # noqa: E402
 
 IMAGES = 50_000
-
-
-def seconds(call, device: torch.device) -> float:
-    """Wall time of a call, the device's work included."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    start = time.perf_counter()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start
 
 
 def measure(model: str, batch: int, options: argparse.Namespace, device: torch.device) -> dict:

@@ -1,6 +1,5 @@
 """Shared by all tests: one thread (several tests run side by side) and the tables of tiny cases on the path."""
 
-import socket
 import sys
 from pathlib import Path
 
@@ -20,6 +19,6 @@ def seeded() -> None:
 @pytest.fixture
 def unused_port() -> int:
     """A port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    from ranks import free_port  # on the path only now
+
+    return free_port()

@@ -6,12 +6,17 @@ import subprocess
 import sys
 
 
-def together(world, *arguments):
-    """Run Python with these arguments once per rank; what each rank printed. All of them must end well."""
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        return probe.getsockname()[1]
+
+
+def together(world, *arguments):
+    """Run Python with these arguments once per rank; what each rank printed. All of them must end well."""
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    common = {"WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1", **rendezvous}
     processes = [
         subprocess.Popen(
             [sys.executable, *map(str, arguments)],

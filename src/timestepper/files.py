@@ -91,7 +91,7 @@ def digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def signed(content: dict[str, Any]) -> dict[str, Any]:
+def with_checksum(content: dict[str, Any]) -> dict[str, Any]:
     """The content with its checksum, which stands last, so that an edit by hand is noticed."""
     content = {key: value for key, value in content.items() if key != "sha256"}
     return {**content, "sha256": digest(content)}

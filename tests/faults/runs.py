@@ -6,9 +6,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+from digit_folder import write_digit_folder as write_digit_folder  # runs.write_digit_folder, for the tests
 
-from timestepper.data import open_dataset
 from timestepper.engine.checkpoint import Checkpoints, read
 from timestepper.engine.rundir import CHECKPOINTS, METRICS, read_status
 
@@ -46,18 +45,6 @@ def folder_recipe(root: Path) -> list[str]:
 
 
 FOLDER_STEPS = 30
-
-
-def write_digit_folder(root: Path, per_class: int = 20, classes: int = 10) -> Path:
-    """The digits as image files: root/train/<digit>/*.png and half as many below root/val."""
-    digits = open_dataset("digits")
-    for split, half, many in (("train", digits.train, per_class), ("val", digits.test, per_class // 2)):
-        for label in range(classes):
-            folder = root / split / str(label)
-            folder.mkdir(parents=True)
-            for number, image in enumerate(half.images[half.labels == label][:many]):
-                Image.fromarray(image[:, :, 0].numpy()).save(folder / f"{number:03}.png")
-    return root
 
 
 # -- looking at runs -------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """One network in several variants, each beside plain: training step, inference, memory, parameters, compile time."""
 
 import traceback
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -153,5 +152,5 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__} at {place.name}: {first_line(error)}"
 
 
-def default_variants(controllers: Sequence[str] = ("lstm", "two_fc", "independent")) -> tuple[str, ...]:
-    return ("plain", "literal", *controllers, *peers.PEERS)
+def default_variants() -> tuple[str, ...]:
+    return ("plain", "literal", "lstm", "two_fc", "independent", *peers.PEERS)

@@ -8,7 +8,7 @@ No implementation moves less without computing features again.
 """
 
 import copy
-import time
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from timestepper.api import Attached, detach
 from timestepper.bench.quiet import quiet
+from timestepper.bench.timing import seconds
 
 _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
@@ -82,19 +83,11 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     size = 8192 if large else 1024
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     with quiet():
-        copied = _seconds(lambda: target.copy_(source), device)
-        multiplied = _seconds(lambda: a @ b, device)
+        copied = _usual_seconds(lambda: target.copy_(source), device)
+        multiplied = _usual_seconds(lambda: a @ b, device)
     return Ceilings(2 * source.numel() * 4 / copied, 2 * size**3 / multiplied)
 
 
-def _seconds(call: Callable[[], object], device: torch.device, repeats: int = 10) -> float:
-    times = []
-    for _ in range(repeats + 2):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return sorted(times[2:])[repeats // 2]
+def _usual_seconds(call: Callable[[], object], device: torch.device) -> float:
+    """The median of ten calls, after two that warm up."""
+    return statistics.median([seconds(call, device) for _ in range(12)][2:])

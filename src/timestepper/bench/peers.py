@@ -72,7 +72,10 @@ def literal(model: nn.Module) -> nn.Module:
     """The paper word for word. It lives beside the benchmarks of a checkout and is not installed."""
     folder = Path(__file__).resolve().parents[3] / "benchmarks"
     if not (folder / "literal.py").exists():
-        raise UnknownNameError("the literal implementation is part of a source checkout (benchmarks/literal.py)")
+        raise UnknownNameError(
+            "the literal implementation is part of a source checkout (benchmarks/literal.py); "
+            "run it there, or name other variants"
+        )
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     return importlib.import_module("literal").make_literal(model, "lstm")

@@ -54,6 +54,17 @@ def interleaved(
     }
 
 
+def seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Wall time of one call, the device's work included."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
 def _timed(call: Callable[[], object], device: torch.device, calls: int) -> float:
     """Milliseconds per call; on CUDA between events on the device, after one call to fill the queue."""
     if device.type != "cuda":

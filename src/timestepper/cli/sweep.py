@@ -96,11 +96,11 @@ def _without_record(entries: "list[Entry]", results: Path | None) -> list[int]:
     if results is None or not results.is_dir():
         return list(range(len(entries)))
     from timestepper import report
+    from timestepper.cli import gather
     from timestepper.experiment.sets import identity
 
     records, problems = report.load_records(results)
-    for problem in problems:
-        print(f"warning: {problem}")
+    gather.warn(problems)
     recorded = {identity(record.recipe) for record in records}
     left = [number for number, entry in enumerate(entries) if entry.identity not in recorded]
     if len(left) < len(entries):

@@ -12,6 +12,7 @@ from timestepper.data.sums import read_verified, verify_array
 from timestepper.errors import DataError
 
 PER_ATLAS = 10_000
+_COPY = "copy the right files there"
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,11 @@ class PackedCifar:
         except Exception as error:
             raise DataError(f"{path}: not a plain .npy array ({error}); copy it again") from error
         if labels.dtype != np.uint8 or labels.shape != (count,):
-            raise DataError(f"{path}: {labels.dtype} {labels.shape}, expected uint8 ({count},)")
+            raise DataError(f"{path}: {labels.dtype} {labels.shape}, expected uint8 ({count},); copy it again")
         if not np.array_equal(np.unique(labels), np.arange(self.classes)):
             raise DataError(
                 f"{path}: {len(np.unique(labels))} different labels up to {labels.max()}, expected all of 0 to "
-                f"{self.classes - 1}: this is not {self.folder}"
+                f"{self.classes - 1}: this is not {self.folder}; {_COPY}"
             )
         return labels
 
@@ -69,7 +70,9 @@ class PackedCifar:
         path = folder / "classes.txt"
         names = tuple(self.read_bytes(path).decode("utf-8", errors="replace").splitlines())
         if len(set(names)) != self.classes:
-            raise DataError(f"{path}: {len(set(names))} classes, expected {self.classes}: this is not {self.folder}")
+            raise DataError(
+                f"{path}: {len(set(names))} classes, expected {self.classes}: this is not {self.folder}; {_COPY}"
+            )
         return names
 
     def test_file(self, path: Path) -> None:

@@ -11,6 +11,8 @@ import numpy as np
 from timestepper.data.sums import read_verified
 from timestepper.errors import DataError
 
+_ADVICE = "use the original CIFAR files"
+
 
 class ByteType:
     """Stands in for numpy.dtype, and knows one type: unsigned bytes."""
@@ -53,9 +55,9 @@ def unpickle(data: bytes, path: Path) -> dict[str, Any]:
     try:
         content = RestrictedUnpickler(io.BytesIO(data), encoding="latin1").load()
     except Exception as error:  # a damaged pickle can raise anything
-        raise DataError(f"{path}: refused, nothing in it was run: {error}; use the original CIFAR files") from error
+        raise DataError(f"{path}: refused, nothing in it was run: {error}; {_ADVICE}") from error
     if not isinstance(content, dict):
-        raise DataError(f"{path}: holds a {type(content).__name__}, expected CIFAR's dictionary")
+        raise DataError(f"{path}: holds a {type(content).__name__}, expected CIFAR's dictionary; {_ADVICE}")
     return content
 
 
@@ -88,9 +90,9 @@ class PickledCifar:
         batch = unpickle(read_verified(path, self.sums[path.name], self.algorithm), path)
         pixels, labels = batch.get("data"), batch.get(self.labels_key)
         if not isinstance(pixels, ByteArray) or pixels.values.ndim != 2 or pixels.values.shape[1] != 3072:
-            raise DataError(f"{path}: 'data' is not an array of rows of 3072 bytes")
+            raise DataError(f"{path}: 'data' is not an array of rows of 3072 bytes; {_ADVICE}")
         if not isinstance(labels, list) or len(labels) != len(pixels.values):
-            raise DataError(f"{path}: {self.labels_key!r} is not a list of {len(pixels.values)} labels")
+            raise DataError(f"{path}: {self.labels_key!r} is not a list of {len(pixels.values)} labels; {_ADVICE}")
         return pixels.values, np.array(labels, dtype=np.int64)
 
     def read_names(self, folder: Path) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from timestepper.errors import DataError
+from timestepper.errors import DataError, first_line
 
 ADVICE = "replace or remove it (`timestepper check-data` lists every such file)"
 
@@ -41,8 +41,7 @@ def reason(error: Exception) -> str:
         return "not an image of a known format"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__
+    return first_line(error) or type(error).__name__
 
 
 def bad_image(path: str, error: Exception) -> DataError:

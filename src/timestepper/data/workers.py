@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from timestepper.errors import LoaderError, TimestepperError
+from timestepper.errors import LoaderError, TimestepperError, first_line
 
 TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Sent to the whole process group, and meant for the trainer: it still needs batches while it saves and stops."""
@@ -25,10 +25,10 @@ waiting = False
 
 
 def worker_trouble(error: Exception) -> LoaderError:
-    lines = str(error).splitlines()
+    reason = first_line(error).rstrip(". ") or type(error).__name__
     return LoaderError(
-        f"a data loader worker failed ({lines[0].rstrip('. ') if lines else type(error).__name__}); memory or shared "
-        "memory probably ran out: use fewer workers, a smaller batch or a bigger /dev/shm"
+        f"a data loader worker failed ({reason}); memory or shared memory probably ran out: "
+        "use fewer workers, a smaller batch or a bigger /dev/shm"
     )
 
 

@@ -96,7 +96,8 @@ def _fill_last_norms(model: nn.Module, value: float) -> None:
             layer = model.get_submodule(path)
             if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 raise RecipeError(
-                    f"model.last_norm_init: branches end in {path}, a {type(layer).__name__}, no batch norm"
+                    f"model.last_norm_init: branches end in {path}, a {type(layer).__name__}, no batch norm; "
+                    "leave it out"
                 )
             nn.init.constant_(layer.weight, value)
 

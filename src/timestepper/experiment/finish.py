@@ -69,7 +69,7 @@ def _shape(path: Path, state: dict[str, Any]) -> SimpleNamespace:
     """What a network must know of its images, from the checkpoint."""
     identity = state["identity"]
     if not {"classes", "channels"} <= identity.keys():
-        raise CheckpointError(f"{path} does not say how many classes and channels its images have")
+        raise CheckpointError(f"{path} does not say how many classes and channels its images have; train the run again")
     return SimpleNamespace(classes=identity["classes"], input_shape=(identity["channels"],))
 
 

@@ -13,6 +13,7 @@ from timestepper.engine.distributed import Group
 from timestepper.engine.runtime import Runtime, choose_device
 from timestepper.experiment import build, record
 from timestepper.experiment.finish import Trained, restore
+from timestepper.files import with_checksum
 from timestepper.stability import measured_growth, open_chain, proposition_1, robustness
 
 NOISE_LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -29,7 +30,7 @@ def complete(run: Path, results: Path, wanted: Iterable[str]) -> dict[str, Any]:
         trained = restore(run)
         runtime = build.runtime(trained.recipe, choose_device(trained.recipe.runtime.device, 0), print)
         trained.model.to(runtime.device)
-        content = record.signed(content | {name: _MEASURES[name](trained, runtime) for name in missing})
+        content = with_checksum(content | {name: _MEASURES[name](trained, runtime) for name in missing})
         record.write(content, run / record.RECORD)
     record.write(content, results / record.file_name(content))
     return content

@@ -14,7 +14,7 @@ from timestepper.engine.rundir import TIMING
 from timestepper.errors import RecordError, first_line
 from timestepper.experiment.load import as_dict
 from timestepper.experiment.schema import Recipe
-from timestepper.files import digest, make_folder, signed, write_atomic
+from timestepper.files import digest, make_folder, with_checksum, write_atomic
 
 SCHEMA = 1
 RECORD = "record.json"
@@ -53,7 +53,7 @@ def make(
         "commits": {line.get("commit", "unknown"): line["step"] for line in times},  # up to which update each computed
         "versions": versions(),
     }
-    return signed(content)
+    return with_checksum(content)
 
 
 def write(record: dict[str, Any], path: Path) -> Path:
@@ -71,7 +71,7 @@ def read(run: Path) -> dict[str, Any]:
         content = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{path}: not readable ({first_line(error)}); {again}") from None
-    if not isinstance(content, dict) or content.get("sha256") != signed(content)["sha256"]:
+    if not isinstance(content, dict) or content.get("sha256") != with_checksum(content)["sha256"]:
         raise RecordError(f"{path}: changed since the run wrote it (its checksum does not fit); {again}")
     return content
 

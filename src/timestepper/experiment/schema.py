@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from timestepper.engine.schedule import LAWS
+
 
 def setting(
     default: Any,
@@ -81,7 +83,7 @@ class Optimiser:
 class Schedule:
     """The learning rate over time."""
 
-    law: str = setting("steps", "How the learning rate falls.", choices=("constant", "steps", "cosine"))
+    law: str = setting("steps", "How the learning rate falls.", choices=LAWS)
     milestones: tuple[float, ...] = setting(
         (0.5, 0.75), "Fractions of the run at which it is divided (law steps).", least=0, most=1
     )

@@ -65,7 +65,7 @@ def open_sets(name: str, *, short: bool = False, overrides: tuple[str, ...] = ()
     elif Path(name).is_file():
         paths = [Path(name)]
     else:
-        raise UnknownNameError(f"unknown set {name!r}; known are {', '.join([*known, 'counts', 'all'])}")
+        raise UnknownNameError(f"unknown set {name!r}; known are {', '.join([*known, 'all', 'everything'])}")
     if short and len(paths) == 1 and "train" in (table := _read(paths[0])) and not table.get("short"):
         raise RecipeError(f"{paths[0]}: has no schedule shorter than its own; leave --schedule short out")
     found: dict[str, Wanted] = {}

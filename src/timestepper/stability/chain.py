@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from timestepper import api
 from timestepper.adapters import Site, find_stages
-from timestepper.errors import NotAttachedError, StabilityError
+from timestepper.errors import NotAttachedError, StabilityError, first_line
 from timestepper.stability.precision import full_precision
 
 ONLY_CHAINS = (
@@ -139,7 +139,7 @@ def run(model: nn.Module, inputs: Tensor) -> Tensor:
     except StabilityError:
         raise
     except (RuntimeError, ValueError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error) or type(error).__name__
         raise StabilityError(
             f"{type(model).__name__} cannot run on inputs of shape {tuple(inputs.shape)} ({reason}); "
             "give the channels and the size that it was made for"

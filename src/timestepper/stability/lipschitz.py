@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from timestepper.errors import StabilityError
+from timestepper.errors import StabilityError, first_line
 from timestepper.stability import operators
 from timestepper.stability.chain import Link
 from timestepper.stability.operators import Operator
@@ -64,7 +64,7 @@ def ways_through(link: Link, features: Tensor) -> Ways:
     try:
         graph = fx.symbolic_trace(link.block)
     except Exception as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error) or type(error).__name__
         raise StabilityError(
             f"{link.path}: cannot see through {type(link.block).__name__} ({reason}); {_ADVICE}"
         ) from error

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from timestepper.errors import StabilityError
+from timestepper.errors import StabilityError, first_line
 from timestepper.stability.ode import Solution, decayed, figure_1
 
 
@@ -76,7 +76,7 @@ def _save(figure: Any, path: str | Path) -> None:
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error) or type(error).__name__
         raise StabilityError(f"the plot cannot be written ({reason}); give a .png, .svg or .pdf file") from None
     finally:
         _pyplot().close(figure)

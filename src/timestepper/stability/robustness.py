@@ -1,8 +1,8 @@
 """Error and loss of a classifier on changed inputs: Gaussian noise, attacks and common corruptions.
 
 Takes any iterable of (images, labels) batches, normalised, on the model's device; a label of -1 marks an empty slot.
-Results do not depend on the batch size or, with ``rank`` and ``world``, on the number of processes: every random number
-belongs to a sample's index in the data set.
+Results do not depend on the batch size or, with ``share``, on the number of processes: every random number belongs to a
+sample's index in the data set.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

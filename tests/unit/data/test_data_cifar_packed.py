@@ -189,15 +189,15 @@ def labels_of(values, count=50_000):
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("classes.txt", b"cat\ndog\n", "classes.txt: 2 classes, expected 100: this is not cifar100"),
+        ("classes.txt", b"cat\ndog\n", "2 classes, expected 100: this is not cifar100; copy the right files"),
         ("classes.txt", b"cat\n" * 100, "classes.txt: 1 classes, expected 100: this is not cifar100"),
         (
             "train_labels.npy",
             labels_of(10),
-            "10 different labels up to 9, expected all of 0 to 99: this is not cifar100",
+            "10 different labels up to 9, expected all of 0 to 99: this is not cifar100; copy the right files",
         ),
         ("train_labels.npy", labels_of(101), "101 different labels up to 100, expected all of 0 to 99"),
-        ("train_labels.npy", labels_of(100, 40_000), r"uint8 \(40000,\), expected uint8 \(50000,\)"),
+        ("train_labels.npy", labels_of(100, 40_000), r"uint8 \(40000,\), expected uint8 \(50000,\); copy it again"),
         ("train_labels.npy", labels_of(100).astype(np.int64), "int64 .* expected uint8"),
         ("train_labels.npy", np.array([{}] * 50_000), "not a plain .npy array .*allow_pickle"),
         ("train_labels.npy", b"", "not a plain .npy array"),

@@ -163,7 +163,7 @@ def test_a_malicious_pickle_never_runs(tmp_path, payload, protocol):
         ({"data": np.zeros(3)}, "asks for an array of type 'f8'"),
         ({"data": np.float64(1)}, "asks for numpy._core.multiarray.scalar|asks for numpy.core.multiarray.scalar"),
         ({"data": torch.float32}, "asks for"),
-        ([1, 2], "holds a list, expected CIFAR's dictionary"),
+        ([1, 2], "holds a list, expected CIFAR's dictionary; use the original CIFAR files"),
     ],
 )
 def test_only_byte_arrays_can_be_made(tmp_path, content, message):
@@ -175,9 +175,9 @@ def test_only_byte_arrays_can_be_made(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"data": np.zeros((20, 7), np.uint8)}, "'data' is not an array of rows of 3072 bytes"),
+        ({"data": np.zeros((20, 7), np.uint8)}, "'data' is not an array of rows of 3072 bytes; use the original"),
         ({"data": "text"}, "'data' is not an array"),
-        ({"labels": [1, 2]}, "'labels' is not a list of 20 labels"),
+        ({"labels": [1, 2]}, "'labels' is not a list of 20 labels; use the original CIFAR files"),
         ({"labels": [10] * 20}, "labels run from .* to 10, but 10 classes allow only 0 to 9"),
     ],
 )

@@ -78,7 +78,7 @@ def test_last_norm_init_reaches_the_last_norm_of_every_branch_and_no_other(value
 
 def test_last_norm_init_needs_norms():
     recipe = small("model.name=cifar/densenet40", "model.last_norm_init=0.5")
-    with pytest.raises(RecipeError, match=r"model\.last_norm_init: branches end in .*Conv2d"):
+    with pytest.raises(RecipeError, match=r"model\.last_norm_init: branches end in .*Conv2d.*; leave it out"):
         build.network(recipe, SimpleNamespace(classes=10, input_shape=(3, 32, 32)))
 
 

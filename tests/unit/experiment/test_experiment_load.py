@@ -2,7 +2,10 @@ from dataclasses import replace
 
 import pytest
 
+from timestepper import api, controllers, data
+from timestepper.engine import runtime, schedule
 from timestepper.errors import RecipeError
+from timestepper.experiment import measure, sets
 from timestepper.experiment.load import (
     as_dict,
     describe_fields,
@@ -21,6 +24,21 @@ from timestepper.experiment.schema import Recipe
 def test_an_empty_recipe_is_the_defaults():
     assert loads("", "x.toml") == Recipe()
     assert Recipe().data.name == "digits"
+
+
+def test_choices_are_what_the_parts_know():
+    """The schema repeats them, because most of the parts need torch and a recipe does not."""
+    listed = [(section, field) for section, fields in sections(Recipe()) for field, _ in fields]
+    assert {(section, f.name): f.metadata["choices"] for section, f in listed if f.metadata["choices"]} == {
+        ("controller", "kind"): ("none", *controllers.KINDS),
+        ("controller", "descriptor"): api.DESCRIPTORS,
+        ("data", "name"): data.NAMES,
+        ("data", "augment"): tuple(data.AUGMENTS),
+        ("schedule", "law"): schedule.LAWS,
+        ("runtime", "device"): runtime.DEVICES,
+        ("runtime", "precision"): runtime.PRECISIONS,
+    }
+    assert tuple(measure._MEASURES) == sets.MEASURES
 
 
 def test_the_paper_recipes_say_what_the_paper_says():

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 import torch
+from digit_folder import write_digit_folder
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -26,6 +27,7 @@ from timestepper.errors import (
 from timestepper.experiment import finish, record
 from timestepper.experiment.load import as_dict, load
 from timestepper.experiment.measure import complete
+from timestepper.files import with_checksum
 from timestepper.stability import open_chain, proposition_1
 
 TINY = (
@@ -180,7 +182,7 @@ def test_what_is_measured_is_proposition_1_and_is_measured_once(run, tmp_path):
     )
     content = record.read(run)
     content["stability"]["blocks"] = ["as it was"]
-    record.write(record.signed(content), run / "record.json")
+    record.write(with_checksum(content), run / "record.json")
     assert complete(run, tmp_path / "results", ["stability"])["stability"]["blocks"] == ["as it was"]
 
 
@@ -379,10 +381,10 @@ def test_no_patience_with_other_processes_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_check_data_shows_how_far_it_is_in_a_terminal(monkeypatch):
+def test_check_data_shows_how_far_it_is_in_a_terminal(monkeypatch, tmp_path):
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes the output for a terminal
-    monkeypatch.setattr("timestepper.data.check", lambda name, root, progress: progress(3, 12) or [], raising=False)
-    assert "25%" in CliRunner().invoke(app, ["check-data", "folder"]).stderr
+    root = write_digit_folder(tmp_path, per_class=2)
+    assert "100%" in CliRunner().invoke(app, ["check-data", "folder", "--root", str(root)]).stderr
 
 
 def test_check_data():

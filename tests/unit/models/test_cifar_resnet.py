@@ -94,8 +94,3 @@ def test_a_published_state_dict_loads_strictly():
     model.load_state_dict(published, strict=True)
     assert model.state_dict().keys() == published.keys()
     assert torch.equal(model.layer3[2].conv2.weight, published["layer3.2.conv2.weight"])
-
-
-def test_weights_saved_from_a_data_parallel_model_load_without_their_prefix():
-    saved = {f"module.{key}": value for key, value in published_resnet20().items()}
-    CifarResNet(20).load_state_dict({key.removeprefix("module."): value for key, value in saved.items()}, strict=True)

@@ -25,13 +25,6 @@ def statuses(folder):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("mini")
-    (path / "mini.toml").write_text(SET)
-    return path
-
-
-@pytest.fixture(scope="module")
 def stopped(folder):
     """Stopped in the middle of two runs, before the third began."""
 

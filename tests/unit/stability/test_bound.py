@@ -427,6 +427,19 @@ def test_bad_weights_and_inputs_are_said_in_one_line():
         open_chain(net, torch.randn(1, 3, 16, 16))
 
 
+def test_what_fails_without_a_word_is_told_by_its_type():
+    class Fails(nn.Module):
+        def forward(self, x):
+            raise AssertionError  # as a bare assert does outside of pytest, which gives it a text
+
+    with pytest.raises(StabilityError, match=r"Net cannot run on inputs of .*\(AssertionError\)"):
+        open_chain(Net(Fails()), torch.randn(1, 4, 6, 6))
+    link = open_chain(Net(nn.ReLU()), torch.randn(1, 4, 6, 6)).links[0]
+    link.block.middle = Fails()
+    with pytest.raises(StabilityError, match=r"cannot see through .* \(AssertionError\)"):
+        ways_through(link, torch.randn(1, 4, 6, 6))
+
+
 def test_the_network_is_left_as_it_was(stepped, digits):
     stepped.train()
     before = copy.deepcopy(stepped.state_dict())

@@ -8,7 +8,7 @@ import pytest
 from tiny_sweep import SMALL, entries, remains, run_sweep
 from watching import wait_for
 
-from timestepper.cli.sweep import widen_device_queue
+from timestepper.cli.sweep import _without_record, widen_device_queue
 
 SWEEP = [sys.executable, "-m", "timestepper", "sweep", "smoke/digits", *SMALL, "run.epochs=8", "--seeds", "0,1"]
 
@@ -71,3 +71,12 @@ def test_there_are_as_many_queues_as_runs_where_the_user_says_nothing(jobs, befo
     monkeypatch.setattr(os, "environ", {} if before is None else {"CUDA_DEVICE_MAX_CONNECTIONS": before})
     widen_device_queue(jobs)
     assert os.environ == {"CUDA_DEVICE_MAX_CONNECTIONS": after}
+
+
+def test_damaged_records_are_told_on_stderr_and_trained_again(tmp_path, capsys):
+    (tmp_path / "damaged.json").write_text("{")
+    assert _without_record(entries(tmp_path), tmp_path) == [0, 1]
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("warning: ")
+    assert "damaged.json" in told.err

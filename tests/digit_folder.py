@@ -7,14 +7,14 @@ from PIL import Image
 from timestepper.data import ArrayImages, open_dataset
 
 
-def write_digit_folder(root: Path, per_class: int, classes: int = 10) -> Path:
-    """root/train/<digit>/ and root/val/<digit>/ with `per_class` 8 x 8 grey PNGs each (at most 35); returns root."""
+def write_digit_folder(root: Path, per_class: int = 20, classes: int = 10) -> Path:
+    """`per_class` grey 8 x 8 PNGs in each root/train/<digit>/, half as many in each root/val/<digit>/; returns root."""
     digits = open_dataset("digits")
-    for split, half in (("train", digits.train), ("val", digits.test)):
+    for split, half, many in (("train", digits.train, per_class), ("val", digits.test, per_class // 2)):
         assert isinstance(half, ArrayImages)
         for label in range(classes):
             folder = root / split / str(label)
             folder.mkdir(parents=True)
-            for number, image in enumerate(half.images[half.labels == label][:per_class]):
+            for number, image in enumerate(half.images[half.labels == label][:many]):
                 Image.fromarray(image[:, :, 0].numpy()).save(folder / f"{number:03}.png")
     return root
