@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from timestepper.api import attach, detach, find_attached, fold
 from timestepper.attached import Attached
-from timestepper.errors import CheckpointError, MismatchError
+from timestepper.errors import CheckpointError, MismatchError, first_line
 from timestepper.files import write_atomic
 
 FORMAT = 1
@@ -110,11 +110,11 @@ def write_tensors(tensors: dict[str, Tensor], path: Path) -> Path:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file after its sha256 was verified."""
-    verify(path)
+    data, _ = _verified(path)
     try:
-        return load_tensors(path.read_bytes())
+        return load_tensors(data)
     except Exception as error:
-        raise CheckpointError(f"{path}: is no safetensors file: {error}") from None
+        raise CheckpointError(f"{path}: is no safetensors file: {first_line(error)}; export it again") from None
 
 
 def verify(path: Path) -> str:
@@ -122,11 +122,16 @@ def verify(path: Path) -> str:
 
     A file without one is refused, not trusted: an export that was cut short leaves it so.
     """
+    return _verified(path)[1]
+
+
+def _verified(path: Path) -> tuple[bytes, str]:
+    """What is in a file, read once, so that what is used is what was verified; and its sha256."""
     try:
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        data = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}; check its name") from None
-    beside = _checksum(path)
+    found, beside = hashlib.sha256(data).hexdigest(), _checksum(path)
     try:
         expected = beside.read_text().split()[0]
     except (OSError, IndexError, UnicodeDecodeError) as error:
@@ -137,7 +142,7 @@ def verify(path: Path) -> str:
         ) from None
     if found != expected:
         raise CheckpointError(f"{path}: sha256 is {found}, expected {expected}; the file is damaged, export it again")
-    return found
+    return data, found
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -223,3 +224,13 @@ def test_an_export_that_finds_no_space_leaves_the_one_before_whole(tmp_path, mon
             timestepper.save_folded(trained("two_fc"), path)
     assert path.read_bytes() == before
     timestepper.load_folded(CifarResNet(14, 5, width=8), path)
+
+
+def test_what_is_loaded_is_what_was_verified(tmp_path, monkeypatch):
+    """Between two readings the file could be replaced."""
+    net = trained()
+    path = timestepper.save_folded(net, tmp_path / "x.safetensors")
+    read, readings = Path.read_bytes, []
+    monkeypatch.setattr(Path, "read_bytes", lambda self: readings.append(self) or read(self))
+    timestepper.load_folded(timestepper.detach(net), path)
+    assert readings == [path]
