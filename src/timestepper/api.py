@@ -48,7 +48,9 @@ def attach(
     if reduction is not None and (not isinstance(reduction, int) or reduction < 1):
         raise StepSizeError(f"reduction must be a whole number of at least 1, not {reduction!r}")
     if hasattr(model, "controllers") or "stepping" in model._modules:
-        raise AlreadyAttachedError(f"{type(model).__name__} has a part named 'controllers' or 'stepping'; rename it")
+        raise AlreadyAttachedError(
+            f"{type(model).__name__} has a part or attribute named 'controllers' or 'stepping'; rename it"
+        )
     stages = tuple(find_stages(model))
     net = Attached(model, Stepping(stages, spec, reduction, descriptor, descriptor_gradient))
     reference = attrgetter(f"{stages[0].sites[0].convs[0]}.weight")(model)
@@ -68,9 +70,10 @@ def fold(net: nn.Module) -> nn.Module:
     plain = copy.deepcopy(attached._base)
     for name, value in effective.items():
         attrgetter(name)(plain).copy_(value)  # not get_parameter: those of a frozen batch norm are buffers
-    for name, value in (*plain.named_parameters(), *plain.named_buffers()):
-        learned = isinstance(value, nn.Parameter) or name.endswith(("running_mean", "running_var"))  # no mask of -inf
-        if learned and not value.is_meta and not value.isfinite().all():
+    for name, value in (*plain.named_parameters(), *plain.named_buffers(), *effective.items()):
+        learned = name in effective or isinstance(value, nn.Parameter) or name.endswith(("running_mean", "running_var"))
+        wrong = ~value.isfinite() if learned else value.isnan()  # a buffer may be a mask of infinities
+        if not value.is_meta and wrong.any():
             raise NonFiniteError(f"cannot fold: {name} holds NaN or infinity; go back to a sound checkpoint")
     _say_rounding({value.dtype for value in effective.values()})
     return plain
@@ -85,7 +88,7 @@ def detach(net: nn.Module) -> nn.Module:
 def step_sizes(net: nn.Module) -> dict[str, Tensor]:
     """Step sizes by stage, each (depth, channels)."""
     attached = find_attached(net)
-    with one_at_a_time(), no_autocast(attached):
+    with one_at_a_time(attached._base), no_autocast(attached):
         found = attached._by_stage(attached._steps())
     return {stage.name: dt for stage, dt in zip(attached.stepping.stages, found, strict=True)}
 

@@ -19,13 +19,6 @@ from timestepper.errors import MismatchError, SideEntranceError, UnsupportedSite
 
 # Methods of the base that run nothing and change nothing; timm's optimisers ask for them.
 _HARMLESS = {"group_matcher", "no_weight_decay", "get_classifier"}
-# Shared with the base, as its parameters are: what renames the keys of old checkpoints, say.
-_STATE_HOOKS = (
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
 
 
 @dataclass(frozen=True)
@@ -65,7 +58,6 @@ class Attached(nn.Module):
             _parameters=base._parameters,
             _buffers=base._buffers,
             _non_persistent_buffers_set=base._non_persistent_buffers_set,
-            **{name: base.__dict__[name] for name in _STATE_HOOKS},
         )
         self._modules.update(base._modules)  # not named_children, which leaves out a part's second name
         self.controllers = nn.ModuleDict(
@@ -81,7 +73,7 @@ class Attached(nn.Module):
         self.training = base.training
 
     def forward(self, *args, **kwargs):
-        with one_at_a_time():
+        with one_at_a_time(self._base):
             if not torch.compiler.is_compiling():
                 refuse_tracing(args, kwargs)
                 self.refuse_changes()
@@ -89,7 +81,7 @@ class Attached(nn.Module):
 
     def effective_parameters(self) -> dict[str, Tensor]:
         """The parameters that the base network runs with, where they differ from the trained ones."""
-        with one_at_a_time(), no_autocast(self):
+        with one_at_a_time(self._base), no_autocast(self):
             names = [entry.parameter for site in self._entries for entry in site]
             parameters = {name: attrgetter(name)(self._base) for name in names}  # traced faster than get_parameter
             _refuse_changed(self._base, parameters)
@@ -146,8 +138,11 @@ class Attached(nn.Module):
             )
 
     def train(self, mode: bool = True):
-        super().train(mode)
         self._base.train(mode)  # which may have a way of its own: batch norms that stay frozen, say
+        for name, part in self._modules.items():
+            if part is not None and name not in self._base._modules:
+                part.train(mode)
+        self.training = mode
         return self
 
     def __setattr__(self, name: str, value) -> None:

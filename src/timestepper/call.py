@@ -6,10 +6,13 @@ would find the trained parameters without their step sizes, and the gradients wo
 is one graph that has the effective parameters in it, and knows neither trouble.
 """
 
+import functools
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx, nn
@@ -23,12 +26,35 @@ NO_CHECKPOINTING = (
     "switch it off (timm: model.set_grad_checkpointing(False)) to train with controllers"
 )
 
-_TURN = threading.RLock()
+
+class _Turns:
+    """A lock for every network. Kept here and not on the network, so that it can be copied and pickled."""
+
+    def __init__(self) -> None:
+        self._door = threading.Lock()
+        self._of: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+
+    def of(self, base: nn.Module) -> Any:
+        with self._door:
+            return self._of.setdefault(base, threading.RLock())
 
 
-def one_at_a_time() -> AbstractContextManager:
+_turns = _Turns()
+_here = threading.local()  # .calls: how many calls this thread is in
+
+
+def _forget_turns() -> None:
+    """In a process that was forked, the threads which held a turn are gone."""
+    global _turns
+    _turns = _Turns()
+
+
+os.register_at_fork(after_in_child=_forget_turns)
+
+
+def one_at_a_time(base: nn.Module) -> AbstractContextManager:
     """Held while parameters are read or replaced; a graph that is being compiled does neither when it runs."""
-    return nullcontext() if torch.compiler.is_compiling() else _TURN
+    return nullcontext() if torch.compiler.is_compiling() else _turns.of(base)
 
 
 def call(base: nn.Module, parameters: Mapping[str, Tensor], args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -51,34 +77,40 @@ def refuse_tracing(args: tuple, kwargs: dict[str, Any]) -> None:
         )
 
 
-class _Refused:
-    """In the place of what torch makes of every block that it will recompute; other threads get the original."""
-
-    def __init__(self, original: Any):
-        self._original = original
-        self._thread = threading.get_ident()
-
-    def __call__(self, *args, **kwargs):
-        return self._allowed()(*args, **kwargs)
-
-    def apply(self, *args):
-        return self._allowed().apply(*args)
-
-    def _allowed(self) -> Any:
-        if threading.get_ident() == self._thread:
-            raise ActivationCheckpointingError(NO_CHECKPOINTING)
-        return self._original
-
-
 @contextmanager
 def _without_checkpointing() -> Iterator[None]:
-    """Whichever way a network imported ``checkpoint``, the function looks these two up: one for each of its modes."""
-    names = ("_CheckpointFrame", "CheckpointFunction")
-    originals = {name: getattr(checkpoint, name) for name in names}
-    for name, original in originals.items():
-        setattr(checkpoint, name, _Refused(original))
+    _watch_checkpointing()
+    _here.calls = getattr(_here, "calls", 0) + 1
     try:
         yield
     finally:
-        for name, original in originals.items():
-            setattr(checkpoint, name, original)
+        _here.calls -= 1
+
+
+def _refuse_checkpointing() -> None:
+    """Where nothing is recomputed, without gradients, there is nothing to refuse."""
+    if getattr(_here, "calls", 0) and torch.is_grad_enabled():
+        raise ActivationCheckpointingError(NO_CHECKPOINTING)
+
+
+@functools.cache
+def _watch_checkpointing() -> None:
+    """Let torch ask us before it recomputes anything, from the first call on and for good.
+
+    Whichever way a network imported ``checkpoint``, the function looks these two classes up: one for each of its modes.
+    Ours are the same but for the question, which threads that are in no call of ours do not notice.
+    """
+
+    class _CheckpointFrame(checkpoint._CheckpointFrame):
+        def __init__(self, *args, **kwargs):
+            _refuse_checkpointing()
+            super().__init__(*args, **kwargs)
+
+    class CheckpointFunction(checkpoint.CheckpointFunction):
+        @classmethod
+        def apply(cls, *args, **kwargs):
+            _refuse_checkpointing()
+            return super().apply(*args, **kwargs)
+
+    for watched in (_CheckpointFrame, CheckpointFunction):
+        setattr(checkpoint, watched.__name__, watched)

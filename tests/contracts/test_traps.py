@@ -2,6 +2,8 @@
 
 import copy
 import functools
+import multiprocessing
+import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -141,7 +143,9 @@ def test_attaching_twice_is_refused():
 def test_a_part_with_a_name_of_ours_is_refused(name):
     model = small()
     model.add_module(name, nn.Linear(1, 1))
-    with pytest.raises(AlreadyAttachedError, match="CifarResNet has a part named 'controllers' or 'stepping'"):
+    with pytest.raises(
+        AlreadyAttachedError, match="CifarResNet has a part or attribute named 'controllers' or 'stepping'"
+    ):
         timestepper.attach(model)
 
 
@@ -360,6 +364,54 @@ def test_threads_take_turns():
     assert all(isinstance(parameter, nn.Parameter) for parameter in net.layer3[0].bn2._parameters.values())
 
 
+def test_networks_do_not_wait_for_each_other():
+    """A student's forward may wait for a teacher in another thread."""
+    teacher, student = timestepper.attach(small()).eval(), timestepper.attach(small()).eval()
+    with ThreadPoolExecutor(1) as pool:
+        timestepper.detach(student).register_forward_pre_hook(
+            lambda module, inputs: print(pool.submit(teacher, *inputs).result(timeout=30).shape)
+        )
+        assert student(batch()[0]).shape == (4, 5)
+
+
+def test_a_forked_process_waits_for_nobody():
+    """The thread that was in a call is not there in it."""
+    net, inside, go_on = timestepper.attach(small()).eval(), threading.Event(), threading.Event()
+    handle = timestepper.detach(net).register_forward_pre_hook(lambda *_: print(inside.set(), go_on.wait(60)))
+    other = timestepper.attach(small()).eval()
+    thread = threading.Thread(target=net, args=(batch()[0],))
+    thread.start()
+    try:
+        assert inside.wait(60)
+        child = multiprocessing.get_context("fork").Process(target=_look, args=(net, other))
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0
+    finally:
+        handle.remove()
+        go_on.set()
+        thread.join()
+
+
+def _look(*nets):
+    for net in nets:
+        timestepper.step_sizes(net)
+
+
+def test_what_recomputes_nothing_is_no_trouble():
+    """Without gradients there is no backward pass; and a whole network recomputes its own step sizes."""
+    torch.manual_seed(0)
+    recomputing, net = timestepper.attach(Recomputing(8, num_classes=5, width=8)).eval(), timestepper.attach(small())
+    with torch.no_grad():
+        recomputing(batch()[0])
+    gradients = []
+    for run in (net, lambda x: checkpoint(net, x, use_reentrant=False)):
+        net.zero_grad()
+        run(batch()[0]).square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in net.parameters()])
+    torch.testing.assert_close(*gradients)
+
+
 def test_copies_of_data_parallel_are_refused():
     copy_of_one = timestepper.attach(small())._replicate_for_data_parallel()
     with pytest.raises(WrappedModelError, match="use DistributedDataParallel instead"):
@@ -452,19 +504,22 @@ def test_timm_s_optimisers_see_the_network_s_groups():
             assert group["lr_scale"] == plain.get(id(parameter), 1.0)
 
 
-def test_a_mask_of_infinities_folds():
+def test_a_mask_of_infinities_folds_and_one_of_nan_does_not():
     model = small()
-    model.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+    model.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1).nan_to_num(nan=0.0, neginf=-torch.inf))
     assert timestepper.fold(timestepper.attach(model)).mask.isinf().any()
+    model.mask.fill_(torch.nan)
+    with pytest.raises(NonFiniteError, match="mask holds NaN"):
+        timestepper.fold(timestepper.attach(model))
 
 
-def test_hooks_of_the_state_dict_are_the_network_s():
-    model = small()
-    model.register_load_state_dict_pre_hook(
-        lambda module, state, *_: state.update({k.removeprefix("old."): state.pop(k) for k in list(state)})
-    )
-    net = timestepper.attach(model)
-    net.load_state_dict({f"old.{name}": value for name, value in net.state_dict().items()})
+def test_a_frozen_batch_norm_that_a_controller_makes_nan_does_not_fold():
+    net = timestepper.attach(FAMILIES["timm resnet18"]())
+    timm.utils.freeze(net)
+    for parameter in net.controllers.parameters():
+        torch.nn.init.constant_(parameter, torch.nan)
+    with pytest.raises(NonFiniteError, match=r"bn2\.weight holds NaN"):
+        timestepper.fold(net)
 
 
 def test_controllers_inside_a_larger_network_are_found_by_name():
