@@ -70,7 +70,7 @@ def fold(net: nn.Module) -> nn.Module:
     plain = copy.deepcopy(attached._base)
     for name, value in effective.items():
         attrgetter(name)(plain).copy_(value)  # not get_parameter: those of a frozen batch norm are buffers
-    for name, value in (*plain.named_parameters(), *plain.named_buffers(), *effective.items()):
+    for name, value in (*plain.named_parameters(), *plain.named_buffers()):
         learned = name in effective or isinstance(value, nn.Parameter) or name.endswith(("running_mean", "running_var"))
         wrong = ~value.isfinite() if learned else value.isnan()  # a buffer may be a mask of infinities
         if not value.is_meta and wrong.any():

@@ -9,7 +9,7 @@ is one graph that has the effective parameters in it, and knows neither trouble.
 import functools
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -57,13 +57,11 @@ def one_at_a_time(base: nn.Module) -> AbstractContextManager:
     return nullcontext() if torch.compiler.is_compiling() else _turns.of(base)
 
 
-def call(base: nn.Module, parameters: Mapping[str, Tensor], args: tuple, kwargs: dict[str, Any]) -> Any:
+def call(base: nn.Module, parameters: dict[str, Tensor], args: tuple, kwargs: dict[str, Any]) -> Any:
     """Run a network with these parameters, inside :func:`one_at_a_time`."""
-    # Not tied: of a block that stands in two places, torch would leave the effective weights behind in the network.
-    if torch.compiler.is_compiling():
-        return functional_call(base, dict(parameters), args, kwargs, tie_weights=False)
-    with _without_checkpointing():
-        return functional_call(base, dict(parameters), args, kwargs, tie_weights=False)
+    with nullcontext() if torch.compiler.is_compiling() else _without_checkpointing():
+        # Not tied: of a block that stands in two places, torch would leave the effective weights behind in the network.
+        return functional_call(base, parameters, args, kwargs, tie_weights=False)
 
 
 def refuse_tracing(args: tuple, kwargs: dict[str, Any]) -> None:

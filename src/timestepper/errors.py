@@ -110,5 +110,5 @@ class RecordError(TimestepperError, ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """What a foreign error says, short enough for a line of ours."""
-    return str(error).strip().partition("\n")[0][:200]
+    """What a foreign error says, short enough for a line of ours; its type, where it says nothing."""
+    return str(error).strip().partition("\n")[0][:200] or type(error).__name__

@@ -41,7 +41,7 @@ def reason(error: Exception) -> str:
         return "not an image of a known format"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return first_line(error) or type(error).__name__
+    return first_line(error)
 
 
 def bad_image(path: str, error: Exception) -> DataError:

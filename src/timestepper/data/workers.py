@@ -25,7 +25,7 @@ waiting = False
 
 
 def worker_trouble(error: Exception) -> LoaderError:
-    reason = first_line(error).rstrip(". ") or type(error).__name__
+    reason = first_line(error).rstrip(". ")
     return LoaderError(
         f"a data loader worker failed ({reason}); memory or shared memory probably ran out: "
         "use fewer workers, a smaller batch or a bigger /dev/shm"

@@ -139,7 +139,7 @@ def run(model: nn.Module, inputs: Tensor) -> Tensor:
     except StabilityError:
         raise
     except (RuntimeError, ValueError, AssertionError) as error:
-        reason = first_line(error) or type(error).__name__
+        reason = first_line(error)
         raise StabilityError(
             f"{type(model).__name__} cannot run on inputs of shape {tuple(inputs.shape)} ({reason}); "
             "give the channels and the size that it was made for"

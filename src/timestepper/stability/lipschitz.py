@@ -64,7 +64,7 @@ def ways_through(link: Link, features: Tensor) -> Ways:
     try:
         graph = fx.symbolic_trace(link.block)
     except Exception as error:
-        reason = first_line(error) or type(error).__name__
+        reason = first_line(error)
         raise StabilityError(
             f"{link.path}: cannot see through {type(link.block).__name__} ({reason}); {_ADVICE}"
         ) from error

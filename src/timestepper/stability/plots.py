@@ -76,7 +76,7 @@ def _save(figure: Any, path: str | Path) -> None:
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
-        reason = first_line(error) or type(error).__name__
+        reason = first_line(error)
         raise StabilityError(f"the plot cannot be written ({reason}); give a .png, .svg or .pdf file") from None
     finally:
         _pyplot().close(figure)
