@@ -178,11 +178,11 @@ def depth(groups: Sequence[Group], how: Callable[[Task, str], str]) -> Figure | 
         span = (float(depths[0]), float(depths[-1]))
         plot = svg.Plot(span, (min(ends), max(ends)), "depth", "test error, %", log_x=True)
         text = []
-        for subject, css in (("plain", "plain"), ("lstm", "stepped")):
+        for subject, css, aside in (("plain", "plain", 0.985), ("lstm", "stepped", 1.015)):  # bars must not hide bars
             line = [(d, means[subject, d]) for d in depths if (subject, d) in means]
-            plot.line([(d, i.mean) for d, i in line], css)
+            plot.line([(d * aside, i.mean) for d, i in line], css)
             for d, i in line:
-                plot.dot((d, i.mean), css, i.low, i.high)
+                plot.dot((d * aside, i.mean), css, i.low, i.high)
             text.append(f"{subject}: " + ", ".join(f"{i.mean:.2f} at depth {d}" for d, i in line))
         title = f"Test error over depth, {data_name(data)}, {conditions}"
         panels.append(Panel("", f"{data_name(data)}, {conditions}", plot.svg(title, "; ".join(text), x_ticks=depths)))

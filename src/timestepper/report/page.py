@@ -209,7 +209,7 @@ def _together(panels: Sequence[figures.Panel]) -> list[tuple[str, list[figures.P
 
 
 def _markdown(title: str, summary: Sequence[str], sections: Sequence[Section], problems: Sequence[str]) -> str:
-    lines = [f"# {title}", "", " ".join(summary), ""]
+    lines = [f"# {title}", "", *(f"{line}\n" for line in summary)]
     if problems:
         lines += ["## Files that could not be used", "", *(f"- {problem}" for problem in problems), ""]
     for section in sections:

@@ -42,7 +42,7 @@ def measured_table(groups: Sequence[Group], label: Label) -> Table:
             seconds = interval(record.wall_seconds for record in group.runs.values()).mean
             rows.append(
                 (
-                    Cell(f"{label(task)}: {subject_name(group.subject)}"),
+                    Cell(subject_name(group.subject), under=label(task)),
                     Cell(error.spread()),
                     Cell(f"{signed(apart.mean)} {apart.bounds()}" if apart and apart.known else _alone(apart)),
                     Cell(loss.spread(3)),
@@ -89,7 +89,7 @@ def _seeds(count: int) -> str:
 
 def _name(group: Group, count: int, label: Label) -> Cell:
     """What a row is called that so many of the group's seeds stand behind."""
-    return Cell(f"{label(group.task)}: {subject_name(group.subject)}, {_seeds(count)}")
+    return Cell(f"{subject_name(group.subject)}, {_seeds(count)}", under=label(group.task))
 
 
 def steps_table(claim: Claim, groups: Sequence[Group], label: Label) -> Table:
@@ -154,7 +154,7 @@ def influence_table(groups: Sequence[Group], label: Label) -> Table | None:
         reads = group.subject.startswith(("lstm", "two_fc"))  # the others have nothing to read
         runs = [list(record.final.get("descriptor_influence", {}).values()) for record in group.runs.values()]
         if reads and all(runs):
-            cells = (Cell(f"{interval(stage).mean:.1e}") for stage in zip(*runs, strict=False))
+            cells = (Cell(_small(interval(stage).mean)) for stage in zip(*runs, strict=False))
             rows.append((_name(group, len(runs), label), *cells))
     width = max(map(len, rows), default=1)
     filled = tuple(row + (Cell(""),) * (width - len(row)) for row in rows)
@@ -164,6 +164,10 @@ def influence_table(groups: Sequence[Group], label: Label) -> Table | None:
     )
     columns = ("Runs", *(f"Stage {number}" for number in range(1, width)))
     return Table("influence", caption, columns, filled) if rows else None
+
+
+def _small(value: float) -> str:
+    return f"{value:.1e}" if value else "0"
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Table:
@@ -198,7 +202,7 @@ def fold_table(groups: Sequence[Group], label: Label) -> Table | None:
     """Attached network beside its folded twin, which must not differ."""
     rows = [
         (
-            Cell(f"{label(group.task)}: {subject_name(group.subject)}, seed {seed}"),
+            Cell(f"{subject_name(group.subject)}, seed {seed}", under=label(group.task)),
             Cell(f"{100 * record.final['test']['error']:.2f}"),
             Cell(f"{100 * record.final['folded']['error']:.2f}"),
             Cell(f"{record.final['fold_difference']:.3g}", tone="" if record.final["fold_difference"] else "good"),

@@ -1,4 +1,4 @@
-"""The first paragraph of the page: the main numbers in words."""
+"""The beginning of the page: the main numbers in words."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ def summarise(
     counted: dict[str, Any] | None,
     label: Callable[[Task], str],
 ) -> list[str]:
-    """A few sentences."""
+    """A few short paragraphs."""
     runs = sum(len(group.runs) for group in groups)
     lines = [f"{runs} finished {'run' if runs == 1 else 'runs'}."] if runs else ["No finished runs yet."]
     lines += [_compare(bundle, label) for bundle in _main_tasks(groups, claims)]

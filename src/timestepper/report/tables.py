@@ -6,14 +6,22 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in one place; ``notes`` are numbers of footnotes, ``tone`` is good, bad, quiet or nothing."""
+    """What stands in one place; ``notes`` are numbers of footnotes, ``tone`` is good, bad, quiet or nothing.
+
+    ``under`` is, for the name of a row, the heading that it shares with its neighbours: the page prints it once.
+    """
 
     text: str
     notes: tuple[int, ...] = ()
     tone: str = ""
+    under: str = ""
+
+    @property
+    def full(self) -> str:
+        return f"{self.under}: {self.text}" if self.under else self.text
 
     def __str__(self) -> str:
-        return self.text + "".join(f"[{note}]" for note in self.notes)
+        return self.full + "".join(f"[{note}]" for note in self.notes)
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class Table:
             "name": self.name,
             "caption": self.caption,
             "columns": list(self.columns),
-            "rows": [[{"text": cell.text, "notes": list(cell.notes)} for cell in row] for row in self.rows],
+            "rows": [[{"text": cell.full, "notes": list(cell.notes)} for cell in row] for row in self.rows],
             "notes": list(self.notes),
         }
 

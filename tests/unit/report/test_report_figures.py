@@ -183,10 +183,13 @@ def test_whether_the_controller_reads_the_weights_is_shown(records):
     assert table is not None
     assert table.columns == ("Runs", "Stage 1", "Stage 2", "Stage 3")
     ((name, *cells),) = table.rows  # the plain network has nothing to read
-    assert name.text == "here: lstm, 2 seeds"
+    assert (name.under, name.text) == ("here", "lstm, 2 seeds")
     both = [record.final["descriptor_influence"]["layer1"] for record in records if "folded" in record.final]
     assert cells[0].text == f"{sum(both) / 2:.1e}"
     assert results.influence_table([found for found in groups if found.plain], lambda task: "here") is None
+    stepped = next(record for record in records if "folded" in record.final)
+    deaf = replace(stepped, final=stepped.final | {"descriptor_influence": {"layer1": 0.0}})
+    assert results.influence_table(group([deaf]), lambda task: "here").rows[0][1].text == "0"
 
 
 def test_the_worst_found_is_the_worst_of_all_searches(records):

@@ -15,7 +15,9 @@ from timestepper.experiment.load import as_dict, load
 from timestepper.report import page, verdicts
 from timestepper.report.claims import Claim, Statement
 from timestepper.report.groups import group
+from timestepper.report.page import Section
 from timestepper.report.summary import summarise
+from timestepper.report.tables import Cell, Table
 
 
 class Tags(HTMLParser):
@@ -58,10 +60,29 @@ def test_a_screen_reader_finds_its_way(whole_page):
         assert attrs["role"] == "img"
         assert set(attrs["aria-labelledby"].split()) <= set(identifiers)
     assert len(tags.all("table")) == len(tags.all("caption")) > 8
-    assert all(attrs.get("scope") in ("col", "row") for _, attrs in tags.all("th"))
+    assert all(attrs.get("scope") in ("col", "row", "rowgroup") for _, attrs in tags.all("th"))
     targets = [attrs["href"].removeprefix("#") for _, attrs in tags.all("a")]
     assert targets
     assert set(targets) <= set(identifiers)
+
+
+def test_what_neighbouring_rows_share_is_said_once_above_them(tmp_path):
+    """On the page; Markdown, the terminal and JSON, which have no such headings, say the whole name in every row."""
+    names = [Cell("a", under="one <task>"), Cell("b", under="one <task>"), Cell("c", under="another"), Cell("d")]
+    table = Table("t", "caption", ("Run", "Error"), tuple((name, Cell("1")) for name in names))
+    section = Section("s", "Title", tables=(table,))
+    text = page._render(title="", summary=(), sections=[section], problems=[], headline={})
+    bodies = re.findall(r"<tbody.*?</tbody>", text, re.S)
+    heads = [re.findall(r'<th scope="(\w+)"[^>]*>(.*?)</th>', body) for body in bodies]
+    assert heads == [
+        [("rowgroup", "one &lt;task&gt;"), ("row", "a"), ("row", "b")],
+        [("rowgroup", "another"), ("row", "c")],
+        [("row", "d")],
+    ]
+    assert text.count('colspan="2"') == 2
+    full = ["one <task>: a", "one <task>: b", "another: c", "d"]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in table.markdown().splitlines()[4:]] == full
+    assert [row[0]["text"] for row in table.as_dict()["rows"]] == full
 
 
 def test_descriptions_are_not_empty(whole_page):
