@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from timestepper.adapters import skipped_blocks
 from timestepper.api import detach, find_attached, step_sizes
 from timestepper.attached import Attached, no_autocast
+from timestepper.call import one_at_a_time
 from timestepper.equations import evolution_time
 from timestepper.errors import MismatchError, UnknownNameError, first_line
 
@@ -98,7 +99,7 @@ def descriptor_influence(net: nn.Module, shown: str = "zeros") -> dict[str, floa
         raise UnknownNameError(f"unknown replacement {shown!r}; a controller can be shown zeros or mean")
     attached = find_attached(net)
     moved = {}
-    with no_autocast(attached):  # as step_sizes are computed: in float32 or better
+    with one_at_a_time(attached._base), no_autocast(attached):  # as step_sizes are computed: in float32 or better
         for stage, controller in attached.controlled():
             described = attached.descriptors(stage, controller)
             other = controller(replacement[shown](described))

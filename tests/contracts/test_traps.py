@@ -5,7 +5,7 @@ import functools
 import multiprocessing
 import threading
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import timm
@@ -368,16 +368,41 @@ def test_networks_do_not_wait_for_each_other():
     """A student's forward may wait for a teacher in another thread."""
     teacher, student = timestepper.attach(small()).eval(), timestepper.attach(small()).eval()
     with ThreadPoolExecutor(1) as pool:
-        timestepper.detach(student).register_forward_pre_hook(
-            lambda module, inputs: print(pool.submit(teacher, *inputs).result(timeout=30).shape)
-        )
+
+        def ask(module, inputs):
+            pool.submit(teacher, *inputs).result(timeout=30)
+
+        timestepper.detach(student).register_forward_pre_hook(ask)
         assert student(batch()[0]).shape == (4, 5)
+
+
+@pytest.mark.parametrize("look", [timestepper.evolution_time, timestepper.descriptor_influence])
+def test_who_looks_at_a_network_waits_for_its_call(look):
+    """During a call the last convolutions of DenseNet, which its controllers read, hold the effective weights."""
+    net = timestepper.attach(FAMILIES["densenet"]()).eval()
+    expected = look(net)
+    with ThreadPoolExecutor(1) as pool:
+        futures = []
+
+        def peek(module, inputs):
+            futures.append(pool.submit(look, net))
+            wait(futures, timeout=1)  # in vain, because it is our turn
+
+        handle = timestepper.detach(net).register_forward_pre_hook(peek)
+        net(torch.zeros(1, 3, 32, 32))
+        handle.remove()
+        assert [future.result(timeout=60) for future in futures] == [expected]
 
 
 def test_a_forked_process_waits_for_nobody():
     """The thread that was in a call is not there in it."""
     net, inside, go_on = timestepper.attach(small()).eval(), threading.Event(), threading.Event()
-    handle = timestepper.detach(net).register_forward_pre_hook(lambda *_: print(inside.set(), go_on.wait(60)))
+
+    def stay(module, inputs):
+        inside.set()
+        go_on.wait(60)
+
+    handle = timestepper.detach(net).register_forward_pre_hook(stay)
     other = timestepper.attach(small()).eval()
     thread = threading.Thread(target=net, args=(batch()[0],))
     thread.start()
@@ -511,6 +536,14 @@ def test_a_mask_of_infinities_folds_and_one_of_nan_does_not():
     model.mask.fill_(torch.nan)
     with pytest.raises(NonFiniteError, match="mask holds NaN"):
         timestepper.fold(timestepper.attach(model))
+
+
+def test_a_frozen_batch_norm_that_is_infinite_does_not_fold():
+    net = timestepper.attach(FAMILIES["timm resnet18"]())
+    timm.utils.freeze(net)
+    net.layer1[0].bn2.weight.fill_(torch.inf)  # a buffer now, and no mask
+    with pytest.raises(NonFiniteError, match=r"layer1\.0\.bn2\.weight holds NaN or infinity"):
+        timestepper.fold(net)
 
 
 def test_a_frozen_batch_norm_that_a_controller_makes_nan_does_not_fold():

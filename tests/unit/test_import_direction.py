@@ -10,6 +10,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "timestepper"
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "files": set(),
+    "torchrun": set(),
     "equations": set(),
     "controllers": {"equations"},
     "reparam": {"controllers"},
@@ -19,11 +20,11 @@ ALLOWED: dict[str, set[str]] = {
     "call": set(),
     "attached": {"equations", "controllers", "reparam", "fused", "adapters", "call"},
     "api": {"equations", "controllers", "adapters", "call", "attached"},
-    "inspection": {"api", "attached", "adapters", "equations"},
+    "inspection": {"api", "attached", "adapters", "call", "equations"},
     "saving": {"api", "attached", "files"},
     "stability": {"equations", "api", "adapters"},
     "data": set(),
-    "engine": {"files", "fused"},
+    "engine": {"files", "fused", "torchrun"},
     "bench": {"controllers", "fused", "adapters", "api", "inspection", "engine", "experiment"},
     "experiment": {
         "equations",
@@ -36,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
         "data",
         "engine",
         "files",
+        "torchrun",
     },
     "report": {"files"},
 }

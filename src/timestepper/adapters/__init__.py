@@ -31,12 +31,18 @@ def create_model(name: str, *, original_stride: bool = False, **options) -> nn.M
     return use_original_stride(network) if original_stride else network
 
 
+def input_pixels(name: str) -> int:
+    """Width of the images that a network of this name is made for."""
+    return 32 if name.startswith("cifar/") else 224
+
+
 __all__ = [
     "Branch",
     "Site",
     "Stage",
     "create_model",
     "find_stages",
+    "input_pixels",
     "register",
     "skipped_blocks",
     "use_original_stride",

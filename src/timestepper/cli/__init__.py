@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import timestepper
+from timestepper import torchrun
 from timestepper.errors import TimestepperError
 
 app = typer.Typer(
@@ -70,7 +71,7 @@ def main() -> None:
     try:
         _run()
     except SystemExit as end:
-        if "RANK" not in os.environ:
+        if not torchrun.launched():
             raise
         sys.stdout.flush()
         sys.stderr.flush()

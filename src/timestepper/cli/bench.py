@@ -25,6 +25,7 @@ def bench(
     """Compare training, inference, memory and compile time of plain, literal, ours and peers in one run."""
     import json as json_format
 
+    from timestepper.adapters import input_pixels
     from timestepper.bench import compare
     from timestepper.bench.render import table
     from timestepper.bench.training import MODES
@@ -54,7 +55,7 @@ def bench(
         channels_last=cuda and not small if channels_last is None else channels_last,
         modes=modes,
         variants=tuple(variant) if variant else compare.default_variants(),
-        pixels=pixels or (32 if small else 224),
+        pixels=pixels or input_pixels(model),
         classes=10 if small else 1000,
         rounds=rounds,
         seconds=seconds,

@@ -13,13 +13,13 @@ def evaluate(
 ) -> None:
     """Evaluate the newest sound checkpoint of RUN, and its folded twin where it has controllers."""
     import json as json_format
-    import os
 
+    from timestepper import torchrun
     from timestepper.engine.runtime import choose_device
     from timestepper.errors import RecipeError
     from timestepper.experiment import build, finish
 
-    if "RANK" in os.environ:
+    if torchrun.launched():
         raise RecipeError("evaluate runs in one process; start it without torchrun")
     place = choose_device(device)
     trained = finish.restore(run)

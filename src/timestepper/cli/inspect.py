@@ -17,9 +17,9 @@ def inspect(
     import json as json_format
 
     import timestepper
-    from timestepper.adapters import create_model
+    from timestepper.adapters import create_model, input_pixels
 
-    pixels = input_size or (32 if model.startswith("cifar/") else 224)
+    pixels = input_size or input_pixels(model)
     net = timestepper.attach(create_model(model, original_stride=original_stride), controller, reduction=reduction)
     found = timestepper.summary(net, (3, pixels, pixels))
     if json:

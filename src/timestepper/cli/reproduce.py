@@ -1,7 +1,6 @@
 """timestepper reproduce: a table or figure of the paper, trained where needed, ours beside the paper's."""
 
 import contextlib
-import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -47,13 +46,13 @@ def reproduce(
 
     Stop it at any time; the same command goes on with what was interrupted and skips what is done.
     """
-    from timestepper import report
+    from timestepper import report, torchrun
     from timestepper.cli import gather
     from timestepper.errors import RecipeError
     from timestepper.files import make_folder
     from timestepper.report.claims import FOLDER
 
-    if jobs > 1 and "RANK" in os.environ:
+    if jobs > 1 and torchrun.launched():
         raise RecipeError("--jobs trains several runs in one process; start it without torchrun, or leave --jobs out")
     if name == "counts" and overrides:
         raise RecipeError(f"counts trains nothing, so {' '.join(overrides)} would change nothing; leave it out")

@@ -45,6 +45,8 @@ def stability(
     """
     import json as json_format
 
+    from timestepper import torchrun
+    from timestepper.adapters import input_pixels
     from timestepper.cli.stability_tables import show
     from timestepper.engine import distributed
     from timestepper.engine.runtime import choose_device
@@ -67,11 +69,11 @@ def stability(
         subject = load_run(Path(net_or_run))
     else:
         subject = load_model(net_or_run, controller, weights, data, root)
-    place = choose_device(device, distributed.local_rank())
+    place = choose_device(device, torchrun.local_rank())
     subject.net.to(place)
     found: dict[str, Any] = {"name": net_or_run}
     if theory:
-        pixels = input_size or (32 if net_or_run.startswith("cifar/") else 224)
+        pixels = input_size or input_pixels(net_or_run)
         found |= analyse(subject.net, *subject.first(samples, pixels, place), bound=bound)
     group = distributed.start(place, TIMEOUT)
     try:

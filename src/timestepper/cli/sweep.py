@@ -42,12 +42,13 @@ def sweep(
     import os
     import sys
 
+    from timestepper import torchrun
     from timestepper.engine.signals import Signals
     from timestepper.errors import RecipeError
     from timestepper.experiment.sweep_plan import expand, parse_seeds, split
     from timestepper.files import make_folder
 
-    if "RANK" in os.environ:
+    if torchrun.launched():
         raise RecipeError("sweep spreads its runs over the GPUs by itself; start it without torchrun")
     references, overrides = split(arguments)
     if not references:

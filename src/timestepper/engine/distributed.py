@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from timestepper import torchrun
 from timestepper.errors import DistributedError, TimestepperError
 
 CPU = torch.device("cpu")
@@ -65,48 +66,32 @@ class Group:
             raise SystemExit(int(outcome))
 
 
-def launched() -> bool:
-    """Whether torchrun (or its like) started this process."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def local_rank() -> int:
-    """Number of this process on its machine: the GPU that it takes."""
-    return int(os.environ.get("LOCAL_RANK", 0))
-
-
-def attempt() -> int:
-    """How often torchrun has restarted the job."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
-
-
 def advice() -> str | None:
     """What to set before starting a job on several machines, where it is not set."""
-    local, world = (os.environ.get(name, "1") for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
-    if local == world or os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1":
+    one_machine = torchrun.local_world_size() == torchrun.world_size()
+    if one_machine or os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1":
         return None
     return "several machines: start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, else its restarts may fail"
 
 
 def start(device: torch.device, timeout_seconds: float) -> Group:
     """Join the process group where torchrun started us; call :func:`stop` in a ``finally``."""
-    if not launched():
+    if not torchrun.launched():
         return Group(device=device)
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, world = torchrun.rank(), torchrun.world_size()
     timeout = timedelta(seconds=timeout_seconds)
     # torchrun may hand the same store to a restarted job, with the old keys in it: a prefix per attempt hides them.
-    agent_hosts_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
         store = dist.TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
             world,
-            is_master=rank == 0 and not agent_hosts_store,
+            is_master=rank == 0 and not torchrun.agent_hosts_store(),
             timeout=timeout,
         )
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            store=dist.PrefixStore(f"attempt-{attempt()}", store),
+            store=dist.PrefixStore(f"attempt-{torchrun.restarts()}", store),
             rank=rank,
             world_size=world,
             timeout=timeout,

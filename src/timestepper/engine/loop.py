@@ -199,8 +199,7 @@ class Training:
         yield from self._answer(due=last or (every and epoch % every == 0) or (steps and self.step % steps == 0))
 
     def _evaluate(self, test: Batches) -> Generator[int, None, dict[str, float]]:
-        evaluation = self._evaluation.steps(test)
-        try:
+        with contextlib.closing(self._evaluation.steps(test)) as evaluation:
             while True:
                 try:
                     event = next(evaluation)
@@ -212,8 +211,6 @@ class Training:
                 if self._wishes()[0]:
                     yield from self._answer()
                 yield from self._patience(event) if event else (self.step,)
-        finally:
-            evaluation.close()
 
     # -- requests and reports ----------------------------------------------------------------------------------------
 

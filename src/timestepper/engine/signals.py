@@ -8,6 +8,8 @@ import time
 from types import FrameType
 from typing import Any
 
+from timestepper import torchrun
+
 # One Ctrl-C reaches a worker of torchrun twice: from the terminal and from torchrun itself.
 _ECHO_SECONDS = 2.0
 
@@ -49,10 +51,10 @@ class Signals:
         now = time.monotonic()
         if self.stop == 0:
             self.stop, self._since = number, now
-            if os.environ.get("RANK", "0") == "0":
+            if torchrun.rank() == 0:
                 with contextlib.suppress(OSError):
                     os.write(2, b"\nstopping after this step; once more to leave at once\n")
-        elif "TORCHELASTIC_RUN_ID" not in os.environ or now - self._since > _ECHO_SECONDS:
+        elif not torchrun.agent() or now - self._since > _ECHO_SECONDS:
             for worker in multiprocessing.active_children():
                 worker.kill()
             os._exit(128 + number)

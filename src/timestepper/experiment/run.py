@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from timestepper import saving
+from timestepper import saving, torchrun
 from timestepper.engine import distributed
 from timestepper.engine.distributed import Group
 from timestepper.engine.journal import FolderJournal, Journal
@@ -61,7 +61,7 @@ class Session:
 
     def __init__(self, request: Request):
         self.request, self.recipe = request, request.recipe
-        self.device = choose_device(self.recipe.runtime.device, distributed.local_rank())
+        self.device = choose_device(self.recipe.runtime.device, torchrun.local_rank())
         self.display = request.display or Display(quiet=request.folder is None)
         self.group = Group(device=self.device)
         self._training: Training | None = None

@@ -1,11 +1,11 @@
 """The first second of a run, before torch is imported: signals, lock, and whether there is anything left to do."""
 
-import os
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
+from timestepper import torchrun
 from timestepper.engine.rundir import RECIPE, RunDirectory, read_status
 from timestepper.engine.signals import Signals
 from timestepper.errors import RunDirectoryError, TimestepperError
@@ -18,7 +18,7 @@ from timestepper.files import make_folder
 def start(recipe: Recipe, *, name: str, run_dir: Path | None, results: Path | None = None, **options: Any) -> int:
     """Train a recipe in its run directory and print the summary; the exit code."""
     path = run_dir or Path("runs") / name
-    signals = Signals().wait() if "RANK" in os.environ else Signals().install()
+    signals = Signals().wait() if torchrun.launched() else Signals().install()
     folder: RunDirectory | None = None
     try:
         _refuse_hopeless_restart(path)
@@ -29,7 +29,7 @@ def start(recipe: Recipe, *, name: str, run_dir: Path | None, results: Path | No
                 record.publish(path, results)
             print(f"{path} is finished; nothing to do (timestepper evaluate {path} shows its errors)")
             return 0
-        if os.environ.get("RANK", "0") == "0":
+        if torchrun.rank() == 0:
             folder = RunDirectory(path)
         return _run(recipe, name, folder, signals, {"results": results, **options})
     finally:
@@ -71,5 +71,5 @@ def is_finished(recipe: Recipe, path: Path) -> bool:
 def _refuse_hopeless_restart(path: Path) -> None:
     """torchrun starts a failed job again; a run that failed on its own account would only fail again."""
     status = read_status(path)
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) and status and status.get("hopeless"):
+    if torchrun.restarts() and status and status.get("hopeless"):
         raise RunDirectoryError(f"not restarted, because {path} failed by itself: {status.get('error', 'see above')}")

@@ -24,10 +24,11 @@ def layer_norms(layers: Iterable[Operator], parameters: Parameters, tolerance: f
     found: dict[Operator, Norm] = {}
     for group, weights in _stacks(layers, parameters):
         geometry = group[0].geometry
+        weights, scales = _near_one(weights)
         estimates, _ = spectral.operator_norms(weights, geometry, tolerance=tolerance)
         upper = spectral.upper_bounds(weights, geometry, estimates)
         reshaped = spectral.reshaped_norms(weights, geometry.groups)
-        figures = torch.stack([estimates, upper, reshaped], 1).tolist()
+        figures = (torch.stack([estimates, upper, reshaped], 1).double() * scales[:, None]).tolist()
         found |= {layer: Norm(*figure) for layer, figure in zip(group, figures, strict=True)}
     return found
 
@@ -47,13 +48,23 @@ def warm_estimates(
     norms: list[Tensor] = []
     for (group, weights), start in zip(stacks, starts, strict=True):
         rounds = first if start is None else iterations
+        weights, scales = _near_one(weights)
         found, stopped = spectral.operator_norms(
             weights, group[0].geometry, None if start is None else start.to(weights), iterations=rounds, tolerance=None
         )
         warm.append(stopped)
         names += group
-        norms.append(found)
+        norms.append(found.double() * scales)
     return dict(zip(names, torch.cat(norms).tolist(), strict=True))
+
+
+def _near_one(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights whose largest is about 1, with the powers of two that make them what they were, in double precision.
+
+    Squares of very large weights are beyond all numbers. A power of two changes no other digit of any norm.
+    """
+    scales = torch.exp2(torch.frexp(weights.flatten(1).abs().amax(1)).exponent.double())
+    return (weights.double() / scales.reshape(-1, *[1] * (weights.dim() - 1))).to(weights), scales
 
 
 def _stacks(layers: Iterable[Operator], parameters: Parameters) -> list[tuple[tuple[Operator, ...], Tensor]]:

@@ -1,6 +1,7 @@
 """Whole runs on the digits, through the command line, in this process."""
 
 import json
+import math
 import shutil
 import subprocess
 
@@ -200,6 +201,15 @@ def test_a_record_that_is_not_as_it_was_written_gets_no_new_checksum(run, tmp_pa
     assert path.read_text() == damage
 
 
+@pytest.mark.parametrize("odd", [math.nan, -math.inf])
+def test_a_figure_that_is_no_number_leaves_the_record_as_it_was(run, odd):
+    before = (run / "record.json").read_bytes()
+    content = with_checksum(record.read(run) | {"noise": {"levels": [0.0], "error": [[0.1]], "loss": [[1.0, odd]]}})
+    with pytest.raises(RecordError, match=r"record\.json: noise would hold NaN or infinity; left as it was"):
+        record.write(content, run / "record.json")
+    assert (run / "record.json").read_bytes() == before
+
+
 def test_a_record_that_was_removed_is_made_again_from_the_last_checkpoint(run):
     before = (run / "record.json").read_bytes()
     (run / "record.json").unlink()
@@ -326,6 +336,7 @@ def test_the_difference_of_a_fold_has_no_sign():
 
 def test_evaluate_runs_in_one_process(run, monkeypatch):
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
     result = CliRunner().invoke(app, ["evaluate", str(run)])
     assert result.exit_code != 0
     assert "start it without torchrun" in str(result.exception)

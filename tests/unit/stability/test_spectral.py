@@ -1,9 +1,13 @@
+from dataclasses import astuple
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from timestepper.stability.norms import layer_norms, warm_estimates
+from timestepper.stability.operators import Operator
 from timestepper.stability.spectral import (
     Geometry,
     adjoint,
@@ -127,6 +131,20 @@ def test_a_layer_of_zeros_has_norm_zero():
     norms, _ = operator_norms(weights, geometry)
     assert norms.tolist() == [0.0, pytest.approx(2.0)]
     assert upper_bounds(weights, geometry, norms).tolist() == [0.0, pytest.approx(2.0)]
+
+
+@pytest.mark.parametrize("power", [100, -100])  # squares of such weights are beyond a float32
+def test_layers_of_any_size_have_a_norm(power):
+    """A power of two changes no digit of any figure of the first layer, and none at all of its neighbour."""
+    layers = [Operator(Geometry((8, 8), padding=(1, 1)), name) for name in ("first", "second")]
+    first, second = weights_of(6, 4, (3, 3), layers[0].geometry, layers=2).float()
+    usual = {"first.weight": first, "second.weight": second}
+    odd = {"first.weight": first * 2.0**power, "second.weight": second}
+    expected, found = ([astuple(norm) for norm in layer_norms(layers, p).values()] for p in (usual, odd))
+    assert [tuple(figure / 2.0**power for figure in found[0]), found[1]] == expected
+    assert 0 < expected[0][0] <= expected[0][1]
+    expected, found = ([*warm_estimates(layers, p, [], 1, first=5).values()] for p in (usual, odd))
+    assert [found[0] / 2.0**power, found[1]] == expected
 
 
 def test_nothing_cancels_around_the_edge():
