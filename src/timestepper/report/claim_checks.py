@@ -3,10 +3,11 @@
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from timestepper.errors import RecordError
 from timestepper.report.names import DATA, SUBJECT, model_name, spelled
+from timestepper.report.strict import convert
 
 if TYPE_CHECKING:
     from timestepper.report.claims import Claim, Row, Schedule, Statement, Steps, Structure
@@ -16,10 +17,17 @@ FORMULAS = ("independent", "two_fc", "lstm")  # controllers that Table 1 has one
 SOLUTIONS = ("large", "small", "rkf")
 NOISE_LEVELS = tuple(level / 10 for level in range(11))  # that records have
 AUGMENTS = ("none", "shift", "crop_flip", "resized_crop")
-SETTINGS = {  # of a recipe, by its part, that a schedule may name
-    "optimiser": ("lr", "momentum", "nesterov", "weight_decay"),
-    "schedule": ("law", "milestones", "every", "factor", "warmup_epochs"),
+SETTINGS: dict[str, dict[str, Any]] = {  # of a recipe, by its part, that a schedule may name, with their types
+    "optimiser": {"lr": float, "momentum": float, "nesterov": bool, "weight_decay": float},
+    "schedule": {
+        "law": str,
+        "milestones": tuple[float, ...],
+        "every": int | None,
+        "factor": float,
+        "warmup_epochs": float,
+    },
 }
+LIBRARIES = ("timm", "torchvision", "cifar")
 _RUN_FIGURES = ("test_error", "mean_test_error", "noise_error", "noise_loss", "noise_loss_rise")
 # For every check the quantities that it can look at and the keys that it cannot do without.
 _CHECKS = {
@@ -38,7 +46,8 @@ def check(claim: "Claim", path: str) -> None:
     """A message that names the file, and the statement or the line of the table, for the first mistake."""
     for row in claim.row:
         _one_of(row.paper, ("test_error", *COUNTS), f"{path}: paper of {row.label}: key")
-        _within(row.paper.get("test_error"), 100.0, f"{path}: paper of {row.label}: test_error")
+        for key, value in row.paper.items():
+            _within(value, 100.0 if key == "test_error" else 1e5, f"{path}: paper of {row.label}: {key}")
     lines: tuple[Row | Steps, ...] = (*claim.row, *claim.steps)
     for line in lines:
         _place({"data": line.data, "model": line.model}, f"{path}: {line.label}:")
@@ -60,6 +69,7 @@ def _blocks(lines: "Sequence[Steps]", path: str) -> None:
         for block in line.paper:
             if not re.fullmatch(r"C-[2-9]_[1-9]\d*", block):
                 raise RecordError(f"{path}: paper of {line.label}: block {block!r} is not known; write it as C-3_1")
+            _within(line.paper[block], 1.0, f"{path}: paper of {line.label}: {block}")
         odd = sorted(line.paper.keys() ^ lines[0].paper.keys())
         if odd:
             raise RecordError(f"{path}: paper of {lines[0].label} and {line.label}: only one has {', '.join(odd)}")
@@ -72,6 +82,10 @@ def _structure(stage: "Structure", where: str) -> None:
     for name, pair in pairs.items():
         if len(pair) != 2:
             raise RecordError(f"{where} {name} must be two numbers, not {list(pair)}")
+    pairs |= {"output_size": (stage.output_size,), "blocks": (stage.blocks,)}
+    for name, numbers in pairs.items():
+        if min(numbers) < 1:
+            raise RecordError(f"{where} {name} must be 1 or more, not {min(numbers)}")
 
 
 def _schedule(schedule: "Schedule", path: str) -> None:
@@ -79,7 +93,9 @@ def _schedule(schedule: "Schedule", path: str) -> None:
     where = f"{path}: schedule of {schedule.data}:"
     _one_of([] if schedule.augment is None else [schedule.augment], AUGMENTS, f"{where} augment")
     for part, known in SETTINGS.items():
-        _one_of(schedule.settings[part], known, f"{where} {part}: key")
+        _one_of(schedule.settings[part], tuple(known), f"{where} {part}: key")
+        for key, value in schedule.settings[part].items():
+            convert(value, known[key], f"{where} {part}.{key}")
 
 
 def _statement(statement: "Statement", where: str) -> None:
@@ -128,8 +144,12 @@ def _place(place: dict[str, str], where: str) -> None:
 
 def _models(names: Iterable[str], where: str) -> None:
     for name in names:
-        if model_name(name) == name:
+        library, _, rest = name.partition("/")
+        depth = int("0" + "".join(filter(str.isdigit, rest)))
+        if library not in LIBRARIES or model_name(name) == name:
             raise RecordError(f"{where} model {name!r} is not known; write for example timm/resnet50 or cifar/resnet56")
+        if library == "cifar" and rest.startswith("resnet") and (depth < 8 or depth % 6 != 2):
+            raise RecordError(f"{where} model {name!r} is not known; CIFAR ResNets have 6n+2 layers, such as 56")
 
 
 def _subject(name: str, where: str) -> None:

@@ -132,20 +132,18 @@ def schedule_label(task: Task, claims: Claims) -> tuple[str, bool]:
     for claim in claims.values():
         for schedule in claim.schedule:
             if schedule.data == task.data:
-                if (schedule.epochs, schedule.batch_size) == (task.epochs, task.batch_size):
-                    odd = _deviations(task, schedule)
-                    if odd:
-                        return f"other schedule ({', '.join([length, *odd])})", False
+                odd = _deviations(task, schedule)
+                if not odd and (schedule.epochs, schedule.batch_size) == (task.epochs, task.batch_size):
                     return f"paper's schedule ({length})", True
                 word = "short" if task.epochs < schedule.epochs else "other"
-                return f"{word} schedule ({length})", False
+                return f"{word} schedule ({', '.join([length, *odd])})", False
     if claims and task.data in PAPER_DATA:  # the claim file that has its schedule could not be read
         return f"{length}, the paper's schedule is not known", False
     return length, True
 
 
 def _deviations(task: Task, schedule: Schedule) -> list[str]:
-    """Settings that are not the paper's, where a run is as long as the paper's."""
+    """Settings that are not the paper's, whatever the length."""
     found = json.loads(task.conditions)
     return [
         _words(key, found[part][key])

@@ -63,7 +63,7 @@ def write_page(
     groups = group(records)
     found = verdicts.judge(claims, groups, computed.solutions)
     lines = summarise(groups, claims, found, computed.counted, _label(groups, claims))
-    sections = [part for part in _sections(records, groups, claims, found, computed, pending) if not part.empty]
+    sections = [part for part in _sections(groups, claims, found, computed, pending) if not part.empty]
     problems = [*problems, *repeated(records)]
     html = _render(title=title, summary=lines, sections=sections, problems=problems, headline=_headline(found))
     for path, text in ((out_html, html), (out_md, _markdown(title, lines, sections, problems))):
@@ -72,7 +72,6 @@ def write_page(
 
 
 def _sections(
-    records: Sequence[Record],
     groups: Sequence[Group],
     claims: Claims,
     found: Sequence[verdicts.Verdict],
@@ -113,7 +112,7 @@ def _sections(
         Section("counts", "Parameters, GFLOPs and shapes", tables=tuple(_count_tables(claims, computed))),
         Section("ivp", "An initial value problem", figures=_first_figure(computed)),
         Section("pending", "Not yet run", tables=(results.pending_table(pending),) if pending else ()),
-        _records(records),
+        _records([record for group in groups for record in group.runs.values()]),
     ]
 
 

@@ -63,6 +63,8 @@ def _epoch(record: "Record", line: dict[str, Any]) -> None:
     _number(record, f"{where}: train.loss", train.get("loss") if isinstance(train, dict) else None)
     if "test" in line:
         _error(record, f"{where}: test.error", line, "test")
+    if not isinstance(line.get("profiles", {}), dict):
+        raise _unsound(record, f"{where}: profiles")
 
 
 def _steps(record: "Record") -> None:
@@ -71,15 +73,13 @@ def _steps(record: "Record") -> None:
     rows = [row for stage in record.step_sizes.values() for row in stage]
     _same(record, "step_sizes", (), not all(depths.values()) or not all(rows))
     _every(record, "step_sizes", rows)
-    last = record.epochs[-1].get("profiles", {})
-    stages = [name for name in last if name.startswith("step_sizes/")] if isinstance(last, dict) else []
+    stages = [name for name in record.epochs[-1].get("profiles", {}) if name.startswith("step_sizes/")]
     if stages and set(stages) != set(depths):
         raise _unsound(record, "step_sizes")
     if not stages:  # a run that did not follow them over training
         return
     for line in record.epochs:
-        profiles = line.get("profiles")
-        found = profiles if isinstance(profiles, dict) else {}
+        found = line.get("profiles", {})
         for name, depth in depths.items():
             values = found.get(name)
             where = f"epoch {line['epoch']}: profiles.{name}"

@@ -7,6 +7,7 @@ from timestepper.report import quantities, svg
 from timestepper.report.figures import Figure, Panel, draw
 from timestepper.report.groups import Group, Task
 from timestepper.report.names import subject_name
+from timestepper.report.records import Growth
 
 _COLUMNS = 48  # of a heat map over training
 _FLOAT = 690.0  # natural logarithm of about 10^300
@@ -60,29 +61,26 @@ def final_steps(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure
 
 
 def stability(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure | None:
-    """The bound of Proposition 1 and measured growth, block by block, with the step sizes."""
+    """The bound of Proposition 1 and measured growth, block by block, with the step sizes; a task has one axis."""
     panels = []
-    cut = ""
-    for group in groups:
-        record = next((record for record in group.runs.values() if record.stability), None)
-        if record is None or record.stability is None:
-            continue
-        found = record.stability
-        largest = [max(values) for values in zip(*found.log_growth.values(), strict=True)]
-        bound, growth = ([_factor(value) for value in logs] for logs in (found.log_bound, largest))
-        if max(map(abs, (*found.log_bound, *largest))) > _FLOAT:
-            cut = " A factor beyond 10^300 is drawn there."
-        steps = list(found.step_sizes)
-        values = [value for value in bound + growth + steps if value > 0]
-        plot = svg.Plot((1, len(bound)), (min(values), max(values)), "block", "factor", log_y=True)
-        plot.line(list(enumerate(bound, 1)), "plain")
-        plot.line(list(enumerate(growth, 1)), "stepped")
-        if steps:
-            plot.line(list(enumerate(steps, 1)), "quiet")
-        heading = f"{subject_name(group.subject)}, seed {record.seed}"
-        text = f"Bound {_in_words(found.log_bound)}, measured growth {_in_words(largest)}"
+    measured = [
+        (group, *first)
+        for group in groups
+        for first in [(seed, record.stability) for seed, record in group.runs.items() if record.stability][:1]
+    ]
+    for group, seed, growth in measured:
+        alike = [line for other, _, those in measured if other.task == group.task for line in _lines(those)]
+        values = [value for line in alike for value in line if value > 0]
+        plot = svg.Plot((1, len(growth.log_bound)), (min(values), max(values)), "block", "factor", log_y=True)
+        for line, css in zip(_lines(growth), ("plain", "stepped", "quiet"), strict=True):
+            if line:
+                plot.line(list(enumerate(line, 1)), css)
+        heading = f"{subject_name(group.subject)}, seed {seed}"
+        text = f"Bound {_in_words(growth.log_bound)}, measured growth {_in_words(_largest(growth))}"
         title = f"Stability bound and measured growth, {label(group.task)}: {heading}"
         panels.append(Panel(label(group.task), heading, plot.svg(title, text)))
+    logs = [log for _, _, growth in measured for log in (*growth.log_bound, *_largest(growth))]
+    cut = " A factor beyond 10^300 is drawn there." if any(abs(log) > _FLOAT for log in logs) else ""
     caption = (
         "Per block: the factor of Proposition 1 with the real operators, the largest measured growth of a small "
         "perturbation, and the mean step size. Norms are power iteration's, from below, until ten rounds add less "
@@ -90,6 +88,17 @@ def stability(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure |
     )
     legend = (("plain", "bound"), ("stepped", "measured growth"), ("quiet", "step size"))
     return Figure("stability", "Bound and measured growth", caption, tuple(panels), legend) if panels else None
+
+
+def _lines(growth: Growth) -> tuple[list[float], list[float], list[float]]:
+    """Bound, largest measured growth and step size of every block."""
+    bound, largest = ([_factor(log) for log in logs] for logs in (growth.log_bound, _largest(growth)))
+    return bound, largest, list(growth.step_sizes)
+
+
+def _largest(growth: Growth) -> list[float]:
+    """The logarithm of the largest growth that any search found, block by block."""
+    return [max(logs) for logs in zip(*growth.log_growth.values(), strict=True)]
 
 
 def _factor(log: float) -> float:

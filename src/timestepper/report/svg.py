@@ -11,7 +11,7 @@ from html import escape
 from timestepper.report.statistics import MINUS
 
 WIDTH, HEIGHT = 360, 232
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 38
+LEFT, RIGHT, TOP, BOTTOM = 54, 12, 10, 38
 _SHADES = 24
 _ids = itertools.count(1)
 

@@ -6,7 +6,7 @@ statement) or some part (they leave it open).
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -214,34 +214,40 @@ def _steps(statement: Statement, groups: list[Group]) -> Finding | None:
 
 def _trend(statement: Statement, groups: list[Group]) -> Finding | None:
     """Slope over the logarithm of the depth, seed by seed."""
-    curves: dict[int, list[tuple[float, float]]] = {}
-    depths = []
+    samples: dict[str, dict[int, float]] = {}
     measure = _measure(statement.quantity)
     for model in statement.over:
         here = [group for group in groups if group.task.model == model]
         if statement.group is not None:
             chosen = _subject(here, statement.group)
-            sample = chosen.values(measure) if chosen else {}
+            samples[model] = chosen.values(measure) if chosen else {}
         else:
             low, high = _subject(here, statement.low), _subject(here, statement.high)
-            sample = paired(low.values(measure), high.values(measure)) if low and high else {}
-        if sample:
-            depths.append(here[0].task.depth or 0)
-        for seed, value in sample.items():
-            curves.setdefault(seed, []).append((math.log2(depths[-1]), value))
-    slopes = [slope(points) for points in curves.values() if len(points) > 1 and len(points) == len(depths)]
+            samples[model] = paired(low.values(measure), high.values(measure)) if low and high else {}
+    # A depth that one seed alone has got to must not undo what several say of the others.
+    used = next(({m: s for m, s in samples.items() if len(s) > least} for least in (1, 0) if _two(samples, least)), {})
+    depths = {group.task.model: group.task.depth or 0 for group in groups if group.task.model in used}
+    seeds = set.intersection(*(set(sample) for sample in used.values())) if used else set()
+    slopes = [slope([(math.log2(depths[m]), sample[seed]) for m, sample in used.items()]) for seed in sorted(seeds)]
     if not slopes:
         return None
     found = interval(slopes)
     if found.low is None or found.high is None:
         return _too_few(found)
     unit = "" if "stage" in statement.quantity else " points"
-    listed = ", ".join(map(str, depths))
+    listed = ", ".join(map(str, depths.values()))
     detail = f"{signed(found.mean)}{unit} per doubling of depth {found.bounds()}, {found.count} seeds; depth {listed}"
     if len(depths) < len(statement.over):
         detail += f" ({len(depths)} of {len(statement.over)} depths)"
+    if statement.over[-1] not in used:  # what shallow networks do is not what the paper says of the deepest
+        return Finding(NOT_RUN, f"so far {detail}")
     falls, rises = found.high < 0, found.low > 0
     return _weigh(falls, rises, detail) if statement.direction == "falling" else _weigh(rises, falls, detail)
+
+
+def _two(samples: Mapping[str, Mapping[int, float]], least: int) -> bool:
+    """Whether more than ``least`` seeds have got to two depths or more."""
+    return sum(len(sample) > least for sample in samples.values()) > 1
 
 
 def _too_few(found: Interval) -> Finding:

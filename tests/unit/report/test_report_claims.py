@@ -1,3 +1,4 @@
+import typing
 from dataclasses import replace
 
 import pytest
@@ -5,7 +6,7 @@ import pytest
 from timestepper.cli.gather import compute
 from timestepper.experiment.load import as_dict, load, sections
 from timestepper.experiment.measure import NOISE_LEVELS
-from timestepper.experiment.schema import Recipe
+from timestepper.experiment.schema import Optimiser, Recipe, Schedule
 from timestepper.report import claim_checks, load_claims
 from timestepper.report.claims import FOLDER, read_claim
 from timestepper.report.groups import subject_of
@@ -83,6 +84,18 @@ def test_appendix_b_follows_its_own_rules():
         ('controller = "plain"\n', 'controller = "none"\n', "ResNet: controller 'none' is not known"),
         ('on = [{ data = "digits", ', "on = [{ ", "statement one: key data is missing"),
         ('on = [{ data = "digits"', 'on = [{ data = "digit"', "statement one: data 'digit' is not known"),
+        ('model = "cifar/resnet8" }]', 'model = "cifr/resnet8" }]', "statement one: model 'cifr/resnet8' is not known"),
+        ('model = "cifar/resnet8" }]', 'model = "resnet8" }]', "statement one: model 'resnet8' is not known"),
+        (
+            'model = "cifar/resnet8" }]',
+            'model = "cifar/resnet9" }]',
+            "'cifar/resnet9' is not known; CIFAR ResNets",
+        ),
+        (
+            'model = "cifar/resnet8" }]',
+            'model = "cifar/resnet2" }]',
+            "'cifar/resnet2' is not known; CIFAR ResNets",
+        ),
         ('{ data = "digits", model', '{ data = "digits", modle', "statement one: key 'modle' is not known"),
         ('model = "cifar/resnet8"\n', 'model = "cifar/resent8"\n', "ResNet: model 'cifar/resent8' is not known"),
         ('on = [{ data = "digits", model = "cifar/resnet8" }]', "", "statement one: key on is missing"),
@@ -163,6 +176,29 @@ def claims_with(tmp_path, name, before, after, count=1):
         ("training", "lr = 0.1", "lrr = 0.1", "schedule of imagenet: optimiser: key 'lrr' is not known"),
         ("training", '"crop_flip"', '"crop_flp"', "schedule of cifar10: augment 'crop_flp' is not known"),
         ("training", "every = 30", "evry = 30", "schedule of imagenet: schedule: key 'evry' is not known"),
+        ("training", "lr = 0.1", 'lr = "0.1"', "schedule of imagenet: optimiser.lr must be a number, not '0.1'"),
+        ("training", "every = 30", "every = 30.5", "schedule of imagenet: schedule.every must be a whole number"),
+        ("training", "[0.5, 0.75]", '["0.5"]', "schedule of cifar10: schedule.milestones[1] must be a number"),
+        (
+            "table3",
+            "gflops_train = 1.81",
+            "gflops_train = 1e300",
+            "paper of TSC-ResNet-18: gflops_train must be",
+        ),
+        ("table4", '"C-3_1" = 0.510', '"C-3_1" = 51.0', "paper of TSC-50: C-3_1 must be a number from 0 to 1, not 51"),
+        (
+            "table4",
+            '"C-3_1" = 0.510',
+            '"C-3_1" = -inf',
+            "paper of TSC-50: C-3_1 must be a number from 0 to 1",
+        ),
+        ("table6", "blocks = 3", "blocks = -3", "structure 1 (TSC-ResNet-34): blocks must be 1 or more, not -3"),
+        (
+            "table6",
+            "gates = [32, 16]",
+            "gates = [0, 16]",
+            "structure 1 (TSC-ResNet-34): gates must be 1 or more",
+        ),
         ("table5", 'id = "table5-', 'id = "table4-depth"\n# ', "statement table4-depth: "),
     ],
 )
@@ -176,9 +212,8 @@ def test_a_mistake_in_a_shipped_file_is_named_and_the_others_still_count(tmp_pat
 def test_what_a_schedule_may_name_is_what_a_recipe_has():
     """The report reads claims without the schema, so the two lists must be kept alike; noise levels likewise."""
     recipe = dict(sections(Recipe()))
-    assert {part: tuple(field.name for field, _ in recipe[part]) for part in ("optimiser", "schedule")} == (
-        claim_checks.SETTINGS
-    )
+    parts = {"optimiser": Optimiser, "schedule": Schedule}
+    assert {part: typing.get_type_hints(kind) for part, kind in parts.items()} == claim_checks.SETTINGS
     (augment,) = (field for field, _ in recipe["data"] if field.name == "augment")
     assert augment.metadata["choices"] == claim_checks.AUGMENTS
     assert claim_checks.NOISE_LEVELS == NOISE_LEVELS

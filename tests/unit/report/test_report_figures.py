@@ -140,7 +140,7 @@ def test_a_plot_runs_from_its_lower_left_to_its_upper_right(log_x, log_y):
     plot = svg.Plot((1, 100), (1, 100), "x", "y", log_x=log_x, log_y=log_y)
     middle = (10.0 if log_x else 50.5, 10.0 if log_y else 50.5)
     plot.line([(plot.x[0], plot.y[0]), middle, (plot.x[1], plot.y[1])], "plain")
-    assert points_of(plot.parts[0], "plain") == [(46, 194), (197, 102), (348, 10)]
+    assert points_of(plot.parts[0], "plain") == [(54, 194), (201, 102), (348, 10)]
 
 
 def test_figure_1_shows_the_exact_solution():
@@ -190,6 +190,17 @@ def test_whether_the_controller_reads_the_weights_is_shown(records):
     stepped = next(record for record in records if "folded" in record.final)
     deaf = replace(stepped, final=stepped.final | {"descriptor_influence": {"layer1": 0.0}})
     assert results.influence_table(group([deaf]), lambda task: "here").rows[0][1].text == "0"
+
+
+def test_panels_of_one_task_have_one_axis(records):
+    """They stand side by side: the height of a line must mean the same in each."""
+    record = next(record for record in records if record.stability)
+    controller = record.recipe["controller"] | {"kind": "two_fc", "value": None}
+    steeper = replace(record.stability, log_bound=tuple(10 * log for log in record.stability.log_bound))
+    other = replace(record, recipe=record.recipe | {"controller": controller}, stability=steeper)
+    figure = step_figures.stability(group([record, other]), lambda task: "here")
+    first, second = (re.findall(r'<text class="tick end".*?</text>', panel.drawing) for panel in figure.panels)
+    assert first == second != []
 
 
 def test_the_worst_found_is_the_worst_of_all_searches(records):

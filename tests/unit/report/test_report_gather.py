@@ -22,7 +22,7 @@ SHORT = ["run.epochs=120", "data.batch_size=128"]
         (
             "paper/cifar10",
             [*SHORT, "runtime.precision=tf32", "schedule.warmup_epochs=1"],
-            "ResNet-56, CIFAR-10, lstm, short schedule (120 epochs, batch 128), precision tf32, warmup epochs 1.0",
+            "ResNet-56, CIFAR-10, lstm, short schedule (120 epochs, batch 128, warmup epochs 1.0), precision tf32",
         ),
         (
             "paper/cifar10",

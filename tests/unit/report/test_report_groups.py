@@ -43,6 +43,8 @@ def test_a_short_schedule_is_marked(records):
     short = task_of(like(records[0], "run.epochs=120", "data.batch_size=128"))
     assert schedule_label(paper, claims) == ("paper's schedule (300 epochs, batch 64)", True)
     assert schedule_label(short, claims) == ("short schedule (120 epochs, batch 128)", False)
+    other = task_of(like(records[0], "run.epochs=120", "data.batch_size=128", "optimiser.lr=0.01"))
+    assert schedule_label(other, claims) == ("short schedule (120 epochs, batch 128, lr 0.01)", False)
     assert schedule_label(task_of(records[0]), claims) == ("2 epochs, batch 64", True)
     del claims["training"]  # a typo in that file must not make a short run the paper's own
     assert schedule_label(short, claims) == ("120 epochs, batch 128, the paper's schedule is not known", False)

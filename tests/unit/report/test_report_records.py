@@ -57,6 +57,8 @@ CASES = {
         True,
         "epoch 1: profiles.step_sizes/layer1",
     ),
+    "no table of profiles": (lambda c: c["epochs"][-1].update(profiles=None), True, "epoch 2: profiles"),
+    "a list of profiles": (lambda c: c["epochs"][0].update(profiles=[1]), True, "epoch 1: profiles"),
     "a hole in a heat map": (lambda c: c["epochs"][0].pop("profiles"), True, "epoch 1: profiles.step_sizes/layer1"),
     "a stage without step sizes": (lambda c: c["step_sizes"].pop("layer1"), True, "step_sizes is missing"),
     "a noise level too few": (lambda c: c["noise"]["levels"].pop(), True, "noise is missing"),
@@ -146,3 +148,4 @@ def test_the_same_run_twice_counts_once(folder, tmp_path):
     report.write_page(records, {}, tmp_path / "page.html", tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
     assert f"{first}: the same run as {folder / 'copy.json'}" in text
+    assert text.count(first.name) == 1  # not among the records behind the page
