@@ -6,7 +6,7 @@ statement) or some part (they leave it open).
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -224,10 +224,13 @@ def _trend(statement: Statement, groups: list[Group]) -> Finding | None:
         else:
             low, high = _subject(here, statement.low), _subject(here, statement.high)
             samples[model] = paired(low.values(measure), high.values(measure)) if low and high else {}
+    several = {model: sample for model, sample in samples.items() if len(sample) > 1}
     # A depth that one seed alone has got to must not undo what several say of the others.
-    used = next(({m: s for m, s in samples.items() if len(s) > least} for least in (1, 0) if _two(samples, least)), {})
+    used = several if len(several) > 1 else {model: sample for model, sample in samples.items() if sample}
+    if len(used) < 2:
+        return None
     depths = {group.task.model: group.task.depth or 0 for group in groups if group.task.model in used}
-    seeds = set.intersection(*(set(sample) for sample in used.values())) if used else set()
+    seeds = set.intersection(*map(set, used.values()))
     slopes = [slope([(math.log2(depths[m]), sample[seed]) for m, sample in used.items()]) for seed in sorted(seeds)]
     if not slopes:
         return None
@@ -243,11 +246,6 @@ def _trend(statement: Statement, groups: list[Group]) -> Finding | None:
         return Finding(NOT_RUN, f"so far {detail}")
     falls, rises = found.high < 0, found.low > 0
     return _weigh(falls, rises, detail) if statement.direction == "falling" else _weigh(rises, falls, detail)
-
-
-def _two(samples: Mapping[str, Mapping[int, float]], least: int) -> bool:
-    """Whether more than ``least`` seeds have got to two depths or more."""
-    return sum(len(sample) > least for sample in samples.values()) > 1
 
 
 def _too_few(found: Interval) -> Finding:
