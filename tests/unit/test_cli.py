@@ -94,8 +94,8 @@ def test_a_missing_gpu_is_told_in_words_for_recipes_and_options(call, monkeypatc
 @pytest.mark.parametrize("option", ["--results", "--claims"])
 def test_report_refuses_a_folder_that_is_not_there(call, tmp_path, option):
     (tmp_path / "file").touch()
-    for name in ("nosuch", "file"):
-        assert f"{option} {name}: there is no such folder" in refused(call("report", option, name))
+    for name, reason in (("nosuch", "there is no such folder"), ("file", "is a file and not a folder")):
+        assert f"{option} {name}: {reason}; name another" in refused(call("report", option, name))
     assert [item.name for item in tmp_path.iterdir()] == ["file"]
 
 

@@ -1,6 +1,7 @@
 """What ``reproduce``, ``report`` and ``demo`` have in common: what tables and the page are made of, and printing."""
 
 import functools
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from timestepper.report.tables import Table
 if TYPE_CHECKING:
     from timestepper.experiment.reproduce import Step
     from timestepper.experiment.schema import Recipe
+
+_NO_FOLDER = "there is no such folder"
 
 
 def compute(claims: Claims) -> Computed:
@@ -67,11 +70,16 @@ def solutions() -> dict[str, dict]:
 
 
 def pending(steps: Iterable["Step"], claims: Claims) -> list[Pending]:
-    """What is still to run, seeds of one kind together."""
+    """What is still to run or to be recorded, seeds of one kind together."""
+    from timestepper.experiment.reproduce import DONE
+
     kinds: dict[tuple[str, str], list[float]] = {}
     for step in steps:
-        if step.hours:
-            kinds.setdefault((", ".join(step.wanted.sets), describe(step.wanted.recipe, claims)), []).append(step.hours)
+        if step.state != DONE:
+            label = describe(step.wanted.recipe, claims)
+            if not step.hours:  # trained, so a reader should know what else it waits for
+                label += f": {step.state} {step.progress}".rstrip()
+            kinds.setdefault((", ".join(step.wanted.sets), label), []).append(step.hours)
     return [Pending(sets, label, len(hours), sum(hours)) for (sets, label), hours in kinds.items()]
 
 
@@ -97,10 +105,27 @@ def _usual(data: str) -> groups.Task:
 
 
 def check_folders(given: Mapping[str, Path | None]) -> None:
-    """Refuse a folder that an option names and that is not there; None is an option that was left out."""
+    """Refuse a folder that an option names and that cannot be read; None is an option that was left out."""
     for option, folder in given.items():
-        if folder is not None and not folder.is_dir():
-            raise RunDirectoryError(f"{option} {folder}: there is no such folder; name one or leave the option out")
+        if folder is not None and (reason := _unreadable(folder)):
+            raise RunDirectoryError(f"{option} {folder}: {reason}; name another or leave the option out")
+
+
+def check_results(folder: Path) -> None:
+    """Refuse records that are there and cannot be read: their runs would look as if they had never been made."""
+    if (reason := _unreadable(folder)) not in ("", _NO_FOLDER):
+        raise RunDirectoryError(f"{folder}: {reason}; name the folder of records with --results")
+
+
+def _unreadable(folder: Path) -> str:
+    """Why the files of a folder cannot be listed; empty where they can."""
+    try:
+        os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):  # the latter also where a file stands for one of its parents
+        return "is a file and not a folder" if os.path.exists(folder) else _NO_FOLDER
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return ""
 
 
 def warn(problems: Sequence[str]) -> None:

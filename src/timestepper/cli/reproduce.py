@@ -51,32 +51,31 @@ def reproduce(
     from timestepper.errors import RecipeError
     from timestepper.files import make_folder
     from timestepper.report.claims import FOLDER
+    from timestepper.report.groups import repeated
 
     if jobs > 1 and torchrun.launched():
         raise RecipeError("--jobs trains several runs in one process; start it without torchrun, or leave --jobs out")
-    if name == "counts" and overrides:
-        raise RecipeError(f"counts trains nothing, so {' '.join(overrides)} would change nothing; leave it out")
     gather.check_folders({"--claims": claims})
     found_claims, problems = report.load_claims(claims or FOLDER)
     records, damaged = report.load_records(results)
-    steps: list[Step] = []
-    code = 0
-    if name == "counts" and list_only:
-        gather.warn(problems)
-        _print([_plan_table([], name, found_claims)], json)
+    changes = [*(overrides or []), *([f"data.root={data_root}"] if data_root else [])]
+    steps = [] if name == "counts" else _steps(name, schedule is Schedule.short, tuple(changes), records, runs)
+    if overrides and not steps:
+        raise RecipeError(f"{name} trains nothing, so {' '.join(overrides)} would change nothing; leave it out")
+    if steps:
+        gather.check_results(results)
+    if list_only:
+        gather.warn(problems + damaged + repeated(records))
+        _print([_plan_table(steps, name, found_claims)], json)
         return
-    if name != "counts":
-        changes = [*(overrides or []), *([f"data.root={data_root}"] if data_root else [])]
-        steps = _steps(name, schedule is Schedule.short, tuple(changes), records, runs)
-        if list_only:
-            gather.warn(problems + damaged)
-            _print([_plan_table(steps, name, found_claims)], json)
-            return
+    code = 0
+    if any(step.to_record for step in steps):
         make_folder(results)  # a folder that cannot be must not cost a training
+    if steps:
         with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
             code = _bring_to_end(steps, results, jobs, changes)
         records, damaged = report.load_records(results)
-    gather.warn(problems + damaged)
+    gather.warn(problems + damaged + repeated(records))
     tables = _tables(name, steps, found_claims, records)
     _print(tables, json)
     raise typer.Exit(code)

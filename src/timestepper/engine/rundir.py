@@ -15,6 +15,12 @@ from timestepper.files import explain, remove_leftovers, write_atomic
 LOCK, STATUS, RECIPE, METRICS, TIMING = "run.lock", "status.json", "recipe.toml", "metrics.jsonl", "timing.jsonl"
 CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"
 _OWN = {LOCK, STATUS, RECIPE, METRICS, TIMING, CHECKPOINTS, TENSORBOARD}
+# What JSON must give for the fields of a status that anybody computes with or prints, where they are there.
+_TYPES = {
+    **dict.fromkeys(("state", "host", "time"), (str,)),
+    **dict.fromkeys(("pid", "step", "steps"), (int,)),
+    "test_error": (float, int),
+}
 
 
 class RunDirectory:
@@ -91,12 +97,14 @@ def check_run(path: Path) -> None:
 
 
 def read_status(path: Path) -> dict[str, Any] | None:
-    """The status of a run directory, None where there is none; a run whose process is gone is ``killed``."""
+    """The status of a run directory, None where there is no sound one; a run whose process is gone is ``killed``."""
     try:
         status = json.loads((path / STATUS).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(status, dict) or "state" not in status:
+        return None
+    if any(type(status[name]) not in types for name, types in _TYPES.items() if name in status):
         return None
     if (
         status.get("state") == "running"
@@ -117,7 +125,7 @@ def _remove(places: list[Path]) -> None:
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # the latter for what is no process's number
         return False
     except PermissionError:
         pass

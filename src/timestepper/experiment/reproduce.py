@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from timestepper.engine.rundir import read_status
 from timestepper.engine.signals import Signals
-from timestepper.errors import DataError, TimestepperError
+from timestepper.errors import DataError, RecordError, TimestepperError
 from timestepper.experiment import record
 from timestepper.experiment.sets import Wanted, identity
 from timestepper.experiment.sweep_plan import Entry, by_the_clock
@@ -18,8 +18,10 @@ from timestepper.experiment.sweep_plan import Entry, by_the_clock
 if TYPE_CHECKING:
     from timestepper.experiment.sweep import Shared
 
-DONE, FINISHED, INTERRUPTED, MISSING = "done", "finished, to be recorded", "interrupted", "missing"
+DONE, FINISHED, RUNNING, INTERRUPTED, MISSING = "done", "finished, to be recorded", "running", "interrupted", "missing"
+OCCUPIED = "missing, its folder holds another run"
 UNMEASURED = "recorded without"  # what follows is in the progress; the weights to measure it on are gone
+_TO_TRAIN = (MISSING, INTERRUPTED, RUNNING)  # of one that is running, the lock of its folder is the judge
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Step:
     """A wanted run and where it stands.
 
     Done; finished but not recorded or measured; recorded without a measurement that can no longer be made;
-    interrupted; or missing.
+    running in another process; interrupted; or missing, maybe with another run in its place.
     """
 
     wanted: Wanted
@@ -35,6 +37,11 @@ class Step:
     run: Path
     hours: float  # that are still expected
     progress: str = ""
+
+    @property
+    def to_record(self) -> bool:
+        """Whether its end will be a record."""
+        return self.state in (FINISHED, *_TO_TRAIN)
 
 
 def plan(wanted: Iterable[Wanted], records: Sequence[Mapping[str, Any]], runs: Path) -> list[Step]:
@@ -45,19 +52,37 @@ def plan(wanted: Iterable[Wanted], records: Sequence[Mapping[str, Any]], runs: P
         run = runs / item.folder
         content = by_identity.get(item.identity)
         hours = _expected(item, records)
+        finished = (run / record.RECORD).exists()
         if content is not None and all(name in content for name in item.measures):
             steps.append(Step(item, DONE, run, 0.0))
-        elif (run / record.RECORD).exists():
+        elif finished and not _is_foreign(item, run):
             steps.append(Step(item, FINISHED, run, 0.0))
         elif content is not None:
             lacking = ", ".join(name for name in item.measures if name not in content)
             steps.append(Step(item, UNMEASURED, run, 0.0, lacking))
+        elif finished:
+            steps.append(Step(item, OCCUPIED, run, hours))
+        elif (status := read_status(run)) is not None:
+            share = _share(status)
+            state = RUNNING if status["state"] == "running" else INTERRUPTED
+            steps.append(Step(item, state, run, hours * (1 - share), f"{share:.0%}"))
         else:
-            status = read_status(run) or {}
-            share = status.get("step", 0) / max(1, status.get("steps", 1))
-            state = INTERRUPTED if status else MISSING
-            steps.append(Step(item, state, run, hours * (1 - share), f"{share:.0%}" if status else ""))
+            steps.append(Step(item, MISSING, run, hours))
     return steps
+
+
+def _share(status: Mapping[str, Any]) -> float:
+    """How much of a run is done, from 0 to 1 whatever somebody has written into its status."""
+    step, steps = status.get("step", 0), status.get("steps", 0)
+    return min(max(step, 0), steps) / steps if steps > 0 else 0.0
+
+
+def _is_foreign(wanted: Wanted, run: Path) -> bool:
+    """Whether a run directory holds the record of another run; one that cannot be read is named when it is used."""
+    try:
+        return identity(record.read(run)["recipe"]) != wanted.identity
+    except RecordError:
+        return False
 
 
 @dataclass
@@ -96,7 +121,8 @@ def bring_to_end(
     for number, step in enumerate(steps, 1):
         if step.state == DONE or trouble.concerns(step):
             continue
-        state = FINISHED if (step.run / record.RECORD).exists() else step.state
+        trained = step.state in _TO_TRAIN and (step.run / record.RECORD).exists()  # just now, beside others
+        state = FINISHED if trained else step.state
         print(f"[{number}/{len(steps)}] {step.run.name}: {state} {step.progress}".rstrip(), flush=True)
         try:
             code = _finish(step, results)
@@ -112,7 +138,7 @@ def _train_together(
     steps: Sequence[Step], jobs: int, checkpoint_seconds: float | None, debug: bool, trouble: _Trouble
 ) -> int:
     """Train what has to be trained, where :func:`_finish` finds it; the signal that asked to stop, or 0."""
-    missing = [step for step in steps if step.state in (MISSING, INTERRUPTED)]
+    missing = [step for step in steps if step.state in _TO_TRAIN]
     if not missing:
         return 0
     signals = Signals().install()
@@ -160,7 +186,6 @@ def _entry(step: Step, checkpoint_seconds: float | None) -> Entry:
 
 
 def _finish(step: Step, results: Path) -> int:
-    from timestepper.experiment.measure import complete
     from timestepper.experiment.start import start
 
     if not (step.run / record.RECORD).exists():
@@ -174,7 +199,21 @@ def _finish(step: Step, results: Path) -> int:
         code = start(step.wanted.recipe, name=step.wanted.name, run_dir=step.run)
         if code:
             return code
-    complete(step.run, results, step.wanted.measures)
+    if _is_foreign(step.wanted, step.run):
+        raise RecordError(
+            f"{step.run / record.RECORD}: the record of a run with other settings; move {step.run} away and run the "
+            "same command again"
+        )
+    try:
+        from timestepper.experiment.measure import complete
+
+        complete(step.run, results, step.wanted.measures)
+    except KeyboardInterrupt:
+        print(
+            f"stopped while measuring; {step.run} is finished and saved, and the same command goes on with measuring",
+            file=sys.stderr,
+        )
+        return 128 + signal.SIGINT
     return 0
 
 

@@ -106,6 +106,12 @@ def _expand(path: Path, short: bool, overrides: tuple[str, ...]) -> Iterator[Wan
             varied = [f"{key}={value}" for key, value in zip(vary, values, strict=True)]
             own = [*train.get("overrides", []), *varied]
             changed = [*own, *(table.get("short", []) if short else []), *overrides]
+            for given in changed:
+                if given.partition("=")[0].strip() == "run.seed":
+                    raise RecipeError(
+                        f"{where}: {given} would change nothing, because the file's seeds decide; leave it out, or "
+                        "list the seed there"
+                    )
             hours = train["hours"] * _length(train["base"], changed) / _length(train["base"], own)
             for seed in table.get("seeds", [0]):
                 recipe = load(train["base"], [*changed, f"run.seed={seed}"])

@@ -71,11 +71,38 @@ def test_no_or_unreadable_status(tmp_path):
     assert read_status(tmp_path) is None
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("state", ["running"]),
+        ("pid", "abc"),
+        ("step", None),
+        ("step", float("nan")),
+        ("steps", "100"),
+        ("time", 7),
+        ("test_error", "low"),
+    ],
+)
+def test_a_status_with_a_field_of_another_type_is_none(tmp_path, field, value):
+    status = {"state": "running", "pid": 1, "host": socket.gethostname(), "time": "now", "step": 3, "steps": 9}
+    (tmp_path / "status.json").write_text(json.dumps(status))
+    assert read_status(tmp_path) == status
+    (tmp_path / "status.json").write_text(json.dumps({**status, field: value}))
+    assert read_status(tmp_path) is None
+
+
+def test_a_status_that_is_nested_without_end_is_none(tmp_path):
+    (tmp_path / "status.json").write_text("[" * 10**6)
+    assert read_status(tmp_path) is None
+
+
 def test_a_process_of_another_machine_is_not_called_dead(tmp_path):
     status = {"state": "running", "pid": 2**22 + 1, "host": "elsewhere"}  # no process of this machine has that number
     (tmp_path / "status.json").write_text(json.dumps(status))
     assert read_status(tmp_path)["state"] == "running"
     (tmp_path / "status.json").write_text(json.dumps({**status, "host": socket.gethostname()}))
+    assert read_status(tmp_path)["state"] == "killed"
+    (tmp_path / "status.json").write_text(json.dumps({**status, "host": socket.gethostname(), "pid": 10**30}))
     assert read_status(tmp_path)["state"] == "killed"
 
 

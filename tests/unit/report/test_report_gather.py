@@ -1,12 +1,13 @@
-"""How runs that are still to come are called."""
+"""How runs that are still to come are called, and which folders are refused."""
 
 import json
 
 import pytest
 
-from timestepper.cli.gather import describe, pending, show
+from timestepper.cli.gather import check_folders, check_results, describe, pending, show
+from timestepper.errors import RunDirectoryError
 from timestepper.experiment.load import load
-from timestepper.experiment.reproduce import MISSING, Step
+from timestepper.experiment.reproduce import DONE, FINISHED, MISSING, Step
 from timestepper.experiment.sets import open_sets
 from timestepper.report import load_claims
 from timestepper.report.tables import Cell, Table
@@ -52,6 +53,40 @@ def test_what_is_to_run_is_listed_apart_by_its_conditions(tmp_path):
     steps = [Step(item, MISSING, tmp_path, 0.5) for item in open_sets("baseline")]
     labels = [item.label for item in pending(steps, load_claims()[0])]
     assert len(labels) == len(set(labels)) == 5
+
+
+def test_what_is_finished_and_not_recorded_is_listed_and_says_so(tmp_path):
+    first, second, third = (item for item in open_sets("half_start") if item.recipe.run.seed < 3)
+    steps = [Step(first, DONE, tmp_path, 0.0), Step(second, FINISHED, tmp_path, 0.0), Step(third, MISSING, tmp_path, 2)]
+    finished, missing = pending(steps, load_claims()[0])
+    assert finished.label == f"{missing.label}: finished, to be recorded"
+    assert (finished.seeds, finished.hours, missing.seeds, missing.hours) == (1, 0, 1, 2)
+
+
+def test_a_folder_that_is_a_file_is_told_from_a_missing_one(tmp_path):
+    (tmp_path / "file").touch()
+    for option in ("--results", "--claims"):
+        with pytest.raises(RunDirectoryError, match=f"^{option} .*/file: is a file and not a folder; name"):
+            check_folders({option: tmp_path / "file"})
+    for missing in ("none", "file/none"):
+        with pytest.raises(RunDirectoryError, match=f"{missing}: there is no such folder; name another"):
+            check_folders({"--results": tmp_path / missing})
+        check_results(tmp_path / missing)  # there are no records yet
+    with pytest.raises(RunDirectoryError, match=r"/file: is a file and not a folder; name the folder of re"):
+        check_results(tmp_path / "file")
+    check_results(tmp_path)
+
+
+def test_a_folder_that_cannot_be_read_says_why(tmp_path, monkeypatch):
+    """Played by hand: to root, which tests may run as, every folder is open."""
+
+    def closed(folder):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr("os.listdir", closed)
+    for check in (check_results, lambda folder: check_folders({"--results": folder})):
+        with pytest.raises(RunDirectoryError, match=r": cannot be read \(Permission denied\); name"):
+            check(tmp_path)
 
 
 @pytest.mark.parametrize("columns", ["80", "200"])

@@ -8,6 +8,7 @@ import signal
 import pytest
 from tiny_reproduce import run, stop_when
 
+from timestepper.experiment.sets import open_sets
 from timestepper.files import digest
 
 SET = """
@@ -169,18 +170,24 @@ def test_figure_1_needs_no_run(tmp_path):
     result = run(tmp_path, "reproduce", "fig1")
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("reproduced") >= 3
-    assert not (tmp_path / "runs").exists()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()  # where nothing is recorded, nothing is in the way
+    assert run(tmp_path, "reproduce", "fig1", "--results", "file").stdout == result.stdout
 
 
-@pytest.mark.parametrize(("out", "named"), [("folder", "folder"), ("page.md", "page.md"), ("file/page.html", "file")])
+@pytest.mark.parametrize(
+    ("out", "named"), [("folder", "folder"), ("page.md", "page.md"), ("file/page.html", "file"), ("x.html", "x.md")]
+)
 def test_a_page_that_cannot_be_written_is_one_line(tmp_path, out, named):
     (tmp_path / "folder").mkdir()
+    (tmp_path / "x.md").mkdir()
     (tmp_path / "file").touch()
     result = run(tmp_path, "report", "--out", out)
     assert result.returncode
     assert f"{named}: " in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "page.md").exists()  # the tables would have taken the place of the page
+    assert not (tmp_path / "x.html").exists()  # nor is a page written whose tables have no place
 
 
 def test_a_run_whose_record_was_edited_is_named_and_the_others_go_on(folder, done, tmp_path):
@@ -196,6 +203,68 @@ def test_a_run_whose_record_was_edited_is_named_and_the_others_go_on(folder, don
     edited.unlink()
     assert run(tmp_path, "reproduce", "mini.toml").returncode == 0
     assert len(list((tmp_path / "results").glob("*.json"))) == 4
+
+
+OTHER = """
+set = "other"
+title = "Digits"
+seeds = [0, 1]
+
+[[train]]
+base = "smoke/digits"
+overrides = ["run.epochs=1", "run.tensorboard=false", "optimiser.lr=0.03"]
+hours = 0.01
+"""
+
+
+def test_the_record_of_another_run_is_refused_and_the_others_go_on(folder, done, tmp_path):
+    (tmp_path / "other.toml").write_text(OTHER)
+    place = tmp_path / "runs" / open_sets(str(tmp_path / "other.toml"))[0].folder
+    shutil.copytree(sorted((folder / "runs").iterdir())[0], place)
+    first, again = (run(tmp_path, "reproduce", "other.toml", *more) for more in ((), ("--jobs", "2")))
+    for result in (first, again):
+        assert result.returncode == 1
+        (told,) = result.stderr.splitlines()
+        assert f"{place.name}/record.json: the record of a run with other settings; move runs/{place.name} away" in told
+    assert "epoch 1" in first.stdout
+    (path,) = (tmp_path / "results").iterdir()
+    content = json.loads(path.read_text())
+    assert (content["seed"], content["recipe"]["optimiser"]["lr"]) == (1, 0.03)
+    listed = run(tmp_path, "reproduce", "other.toml", "--list").stdout
+    assert "seed 0 missing, its folder holds another run; seed 1 done" in " ".join(listed.split())
+    shutil.rmtree(place)
+    assert run(tmp_path, "reproduce", "other.toml").returncode == 0
+    assert len(list((tmp_path / "results").iterdir())) == 2
+
+
+def test_two_records_of_one_run_are_told_and_stand_on_the_page_once(folder, done):
+    one = sorted((folder / "results").glob("*.json"))[0]
+    other = one.with_name("z.json")
+    shutil.copy(one, other)
+    told = f"results/z.json: the same run as results/{one.name}; left out"
+    try:
+        for arguments in (
+            ("report", "--out", "twice.html"),
+            ("reproduce", "mini.toml"),
+            ("reproduce", "mini.toml", "--list"),
+        ):
+            result = run(folder, *arguments)
+            assert result.returncode == 0, result.stderr
+            assert result.stderr.count(f"warning: {told}") == 1
+        assert (folder / "twice.md").read_text().count(told) == 1
+    finally:
+        other.unlink()
+
+
+@pytest.mark.parametrize("command", [("report",), ("reproduce", "mini.toml"), ("reproduce", "mini.toml", "--list")])
+def test_results_that_are_a_file_are_refused(tmp_path, command):
+    (tmp_path / "mini.toml").write_text(SET)
+    (tmp_path / "results").touch()
+    result = run(tmp_path, *command)
+    assert result.returncode == 2
+    (told,) = result.stderr.splitlines()
+    assert told.startswith("error: results: is a file and not a folder; ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mini.toml", "results"]
 
 
 def test_results_that_cannot_be_written_cost_no_training(tmp_path):
@@ -215,11 +284,16 @@ def test_a_broken_claim_is_named_where_only_the_counts_are_listed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
-    [(["run.epochs=3"], "run.epochs=3 would change nothing"), (["--claims", "nosuch"], "--claims nosuch: there is no")],
+    ("arguments", "told"),
+    [
+        (["counts", "run.epochs=3"], "counts trains nothing, so run.epochs=3 would change nothing"),
+        (["fig1", "x.y=1"], "fig1 trains nothing, so x.y=1 would change nothing"),
+        (["fig4", "run.seed=7"], "run.seed=7 would change nothing"),
+        (["counts", "--claims", "nosuch"], "--claims nosuch: there is no"),
+    ],
 )
-def test_what_would_have_no_effect_is_refused(tmp_path, more, told):
-    result = run(tmp_path, "reproduce", "counts", *more, "--list")
+def test_what_would_have_no_effect_is_refused(tmp_path, arguments, told):
+    result = run(tmp_path, "reproduce", *arguments, "--list")
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
     assert told in line

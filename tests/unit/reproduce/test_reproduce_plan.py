@@ -1,13 +1,25 @@
 """Where each run of a set stands, and how long what is left is expected to take."""
 
 import json
+import os
+import socket
 from dataclasses import replace
 
 import pytest
 
 from timestepper.experiment.load import as_dict, load
-from timestepper.experiment.reproduce import DONE, FINISHED, INTERRUPTED, MISSING, UNMEASURED, plan
+from timestepper.experiment.reproduce import (
+    DONE,
+    FINISHED,
+    INTERRUPTED,
+    MISSING,
+    OCCUPIED,
+    RUNNING,
+    UNMEASURED,
+    plan,
+)
 from timestepper.experiment.sets import Wanted
+from timestepper.files import with_checksum
 
 WANTED = Wanted(load("smoke/digits", ["run.epochs=10"]), "smoke/digits", 5.0, ("noise", "stability"), ("mini",))
 
@@ -37,6 +49,49 @@ def test_an_interrupted_run_has_its_rest_to_go(tmp_path):
     status = {"state": "interrupted", "step": 20, "steps": 100}
     (tmp_path / WANTED.folder / "status.json").write_text(json.dumps(status))
     assert only([], tmp_path) == (INTERRUPTED, pytest.approx(4.0), "20%")
+
+
+@pytest.mark.parametrize(
+    ("step", "steps", "hours", "progress"),
+    [
+        (5000, 100, 0.0, "100%"),
+        (-20, 100, 5.0, "0%"),
+        (20, 0, 5.0, "0%"),
+        (20, -100, 5.0, "0%"),
+        pytest.param(10**400, 100, 0.0, "100%", id="more than a float can hold"),
+    ],
+)
+def test_no_status_gives_more_or_less_than_a_run_to_go(tmp_path, step, steps, hours, progress):
+    (tmp_path / WANTED.folder).mkdir()
+    status = {"state": "interrupted", "step": step, "steps": steps}
+    (tmp_path / WANTED.folder / "status.json").write_text(json.dumps(status))
+    assert only([], tmp_path) == (INTERRUPTED, hours, progress)
+
+
+def test_a_status_of_other_types_is_none(tmp_path):
+    (tmp_path / WANTED.folder).mkdir()
+    (tmp_path / WANTED.folder / "status.json").write_text('{"state": "interrupted", "step": null, "steps": NaN}')
+    assert only([], tmp_path) == (MISSING, 5.0, "")
+
+
+def test_a_run_that_another_process_trains_is_not_called_interrupted(tmp_path):
+    (tmp_path / WANTED.folder).mkdir()
+    status = {"state": "running", "pid": os.getppid(), "host": socket.gethostname(), "step": 20, "steps": 100}
+    (tmp_path / WANTED.folder / "status.json").write_text(json.dumps(status))
+    assert only([], tmp_path) == (RUNNING, pytest.approx(4.0), "20%")
+    gone = {**status, "pid": 2**22 + 1}  # no process has that number
+    (tmp_path / WANTED.folder / "status.json").write_text(json.dumps(gone))
+    assert only([], tmp_path)[0] == INTERRUPTED
+
+
+def test_the_record_of_another_run_does_not_finish_this_one(tmp_path):
+    (tmp_path / WANTED.folder).mkdir()
+    path = tmp_path / WANTED.folder / "record.json"
+    path.write_text(json.dumps(with_checksum(recorded("runtime.device=cpu"))))
+    assert only([], tmp_path) == (FINISHED, 0.0, "")  # where it was computed makes no other run
+    path.write_text(json.dumps(with_checksum(recorded("optimiser.lr=0.5"))))
+    assert only([], tmp_path) == (OCCUPIED, 5.0, "")
+    assert only([recorded(noise={})], tmp_path) == (UNMEASURED, 0.0, "stability")
 
 
 def test_a_run_of_another_seed_is_another_run(tmp_path):

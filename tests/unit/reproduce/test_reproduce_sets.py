@@ -144,6 +144,14 @@ def test_what_the_user_says_comes_last(tmp_path):
     assert [wanted.recipe.run.seed for wanted in found] == [0, 1]  # both kinds have become the same runs
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["in the file", "by the user"])
+def test_a_seed_beside_the_seeds_is_refused(tmp_path, own):
+    path = tmp_path / "mini.toml"
+    path.write_text(MINI + 'overrides = ["run.seed=7"]\n' * own)
+    with pytest.raises(RecipeError, match=r"mini\.toml: train 1: run\.seed=7 would change nothing, because the file's"):
+        open_sets(str(path), overrides=() if own else ("run.seed=7",))
+
+
 def test_all_is_the_paper_s_and_sets_add_up_what_they_measure(tmp_path, monkeypatch):
     for path, measure, seeds in (
         ("a/study", "stability", "[0, 5]"),
