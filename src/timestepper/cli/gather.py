@@ -71,14 +71,14 @@ def solutions() -> dict[str, dict]:
 
 def pending(steps: Iterable["Step"], claims: Claims) -> list[Pending]:
     """What is still to run or to be recorded, seeds of one kind together."""
-    from timestepper.experiment.reproduce import DONE
+    from timestepper.experiment.reproduce import DONE, UNMEASURED
 
     kinds: dict[tuple[str, str], list[float]] = {}
     for step in steps:
-        if step.state != DONE:
+        if step.state not in (DONE, UNMEASURED):
             label = describe(step.wanted.recipe, claims)
             if not step.hours:  # trained, so a reader should know what else it waits for
-                label += f": {step.state} {step.progress}".rstrip()
+                label += f": {step.state}"
             kinds.setdefault((", ".join(step.wanted.sets), label), []).append(step.hours)
     return [Pending(sets, label, len(hours), sum(hours)) for (sets, label), hours in kinds.items()]
 

@@ -69,7 +69,7 @@ class Group:
 def advice() -> str | None:
     """What to set before starting a job on several machines, where it is not set."""
     one_machine = torchrun.local_world_size() == torchrun.world_size()
-    if one_machine or os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1":
+    if not torchrun.launched() or one_machine or os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1":
         return None
     return "several machines: start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, else its restarts may fail"
 

@@ -11,6 +11,7 @@ from torch import nn
 from timestepper.api import Attached, step_sizes
 from timestepper.engine.distributed import Group
 from timestepper.engine.runtime import Runtime, choose_device
+from timestepper.errors import RecordError
 from timestepper.experiment import build, record
 from timestepper.experiment.finish import Trained, restore
 from timestepper.files import with_checksum
@@ -30,10 +31,20 @@ def complete(run: Path, results: Path, wanted: Iterable[str]) -> dict[str, Any]:
         trained = restore(run)
         runtime = build.runtime(trained.recipe, choose_device(trained.recipe.runtime.device, 0), print)
         trained.model.to(runtime.device)
-        content = with_checksum(content | {name: _MEASURES[name](trained, runtime) for name in missing})
+        found = {name: _MEASURES[name](trained, runtime) for name in missing}
+        if odd := [name for name, table in found.items() if not _finite(table)]:  # no report would read it with them
+            raise RecordError(f"{run}: {', '.join(odd)} came out as NaN or infinity; its record stays without it")
+        content = with_checksum(content | found)
         record.write(content, run / record.RECORD)
     record.write(content, results / record.file_name(content))
     return content
+
+
+def _finite(value: Any) -> bool:
+    """Whether all numbers of a table are numbers."""
+    if isinstance(value, dict | list):
+        return all(map(_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _noise(trained: Trained, runtime: Runtime) -> dict[str, Any]:

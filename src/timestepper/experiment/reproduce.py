@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,7 +65,8 @@ def plan(wanted: Iterable[Wanted], records: Sequence[Mapping[str, Any]], runs: P
             steps.append(Step(item, OCCUPIED, run, hours))
         elif (status := read_status(run)) is not None:
             share = _share(status)
-            state = RUNNING if status["state"] == "running" else INTERRUPTED
+            here = status.get("host") == socket.gethostname()  # of one elsewhere nobody knows whether it still runs
+            state = RUNNING if here and status["state"] == "running" else INTERRUPTED
             steps.append(Step(item, state, run, hours * (1 - share), f"{share:.0%}"))
         else:
             steps.append(Step(item, MISSING, run, hours))
@@ -80,9 +82,10 @@ def _share(status: Mapping[str, Any]) -> float:
 def _is_foreign(wanted: Wanted, run: Path) -> bool:
     """Whether a run directory holds the record of another run; one that cannot be read is named when it is used."""
     try:
-        return identity(record.read(run)["recipe"]) != wanted.identity
+        recipe = record.read(run).get("recipe")
     except RecordError:
         return False
+    return not isinstance(recipe, dict) or identity(recipe) != wanted.identity
 
 
 @dataclass
@@ -122,8 +125,8 @@ def bring_to_end(
         if step.state == DONE or trouble.concerns(step):
             continue
         trained = step.state in _TO_TRAIN and (step.run / record.RECORD).exists()  # just now, beside others
-        state = FINISHED if trained else step.state
-        print(f"[{number}/{len(steps)}] {step.run.name}: {state} {step.progress}".rstrip(), flush=True)
+        state = FINISHED if trained else f"{step.state} {step.progress}".rstrip()
+        print(f"[{number}/{len(steps)}] {step.run.name}: {state}", flush=True)
         try:
             code = _finish(step, results)
         except TimestepperError as error:
@@ -188,14 +191,14 @@ def _entry(step: Step, checkpoint_seconds: float | None) -> Entry:
 def _finish(step: Step, results: Path) -> int:
     from timestepper.experiment.start import start
 
+    if step.state == UNMEASURED:
+        print(
+            f"its record lacks {step.progress}, and {step.run}, which has the weights, is gone; "
+            "remove the record to train it again",
+            file=sys.stderr,
+        )
+        return 0
     if not (step.run / record.RECORD).exists():
-        if step.state == UNMEASURED:
-            print(
-                f"its record lacks {step.progress}, and {step.run}, which has the weights, is gone; "
-                "remove the record to train it again",
-                file=sys.stderr,
-            )
-            return 0
         code = start(step.wanted.recipe, name=step.wanted.name, run_dir=step.run)
         if code:
             return code

@@ -92,10 +92,15 @@ def _schedule(schedule: "Schedule", path: str) -> None:
     _place({"data": schedule.data}, f"{path}: schedule:")
     where = f"{path}: schedule of {schedule.data}:"
     _one_of([] if schedule.augment is None else [schedule.augment], AUGMENTS, f"{where} augment")
+    for key, number in (("epochs", schedule.epochs), ("batch_size", schedule.batch_size)):
+        if number < 1:
+            raise RecordError(f"{where} {key} must be 1 or more, not {number}")
     for part, known in SETTINGS.items():
         _one_of(schedule.settings[part], tuple(known), f"{where} {part}: key")
         for key, value in schedule.settings[part].items():
-            convert(value, known[key], f"{where} {part}.{key}")
+            made = convert(value, known[key], f"{where} {part}.{key}")
+            for number in made if isinstance(made, tuple) else [made]:
+                _within(number if isinstance(number, float) else None, 1e6, f"{where} {part}.{key}")
 
 
 def _statement(statement: "Statement", where: str) -> None:
@@ -145,10 +150,11 @@ def _place(place: dict[str, str], where: str) -> None:
 def _models(names: Iterable[str], where: str) -> None:
     for name in names:
         library, _, rest = name.partition("/")
-        depth = int("0" + "".join(filter(str.isdigit, rest)))
         if library not in LIBRARIES or model_name(name) == name:
             raise RecordError(f"{where} model {name!r} is not known; write for example timm/resnet50 or cifar/resnet56")
-        if library == "cifar" and rest.startswith("resnet") and (depth < 8 or depth % 6 != 2):
+        depth = re.fullmatch(r"resnet([0-9]{1,5})", rest)
+        odd = depth is None or int(depth[1]) < 8 or int(depth[1]) % 6 != 2
+        if library == "cifar" and rest.startswith("resnet") and odd:
             raise RecordError(f"{where} model {name!r} is not known; CIFAR ResNets have 6n+2 layers, such as 56")
 
 

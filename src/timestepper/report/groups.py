@@ -35,8 +35,7 @@ class Task:
 
     @property
     def depth(self) -> int | None:
-        found = re.search(r"\d+", self.model.rpartition("/")[2])
-        return int(found[0]) if found else None
+        return depth_of(self.model)
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,12 @@ class Group:
         """A figure by seed, for the runs that have it."""
         found = {seed: of(record) for seed, record in self.runs.items()}
         return {seed: value for seed, value in found.items() if value is not None}
+
+
+def depth_of(model: str) -> int | None:
+    """The number in a network's name."""
+    found = re.search(r"\d+", model.rpartition("/")[2])
+    return int(found[0]) if found else None
 
 
 def group(records: Iterable[Record]) -> list[Group]:

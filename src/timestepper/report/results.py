@@ -22,7 +22,7 @@ Label = Callable[[Task], str]
 
 @dataclass(frozen=True)
 class Pending:
-    """Runs that a set of the project asks for and that have no finished record."""
+    """Runs that a set of the project asks for and that have no record."""
 
     sets: str
     label: str

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from timestepper.report import quantities
 from timestepper.report.claims import Claim, Claims, Statement
-from timestepper.report.groups import Group, Task, condition_labels, how, schedule_label
+from timestepper.report.groups import Group, Task, condition_labels, depth_of, how, schedule_label
 from timestepper.report.names import data_name, model_name
 from timestepper.report.records import Record
 from timestepper.report.statistics import Interval, interval, paired, signed, slope
@@ -229,7 +229,7 @@ def _trend(statement: Statement, groups: list[Group]) -> Finding | None:
     used = several if len(several) > 1 else {model: sample for model, sample in samples.items() if sample}
     if len(used) < 2:
         return None
-    depths = {group.task.model: group.task.depth or 0 for group in groups if group.task.model in used}
+    depths = {model: depth_of(model) or 0 for model in used}
     seeds = set.intersection(*map(set, used.values()))
     slopes = [slope([(math.log2(depths[m]), sample[seed]) for m, sample in used.items()]) for seed in sorted(seeds)]
     if not slopes:
@@ -242,7 +242,8 @@ def _trend(statement: Statement, groups: list[Group]) -> Finding | None:
     detail = f"{signed(found.mean)}{unit} per doubling of depth {found.bounds()}, {found.count} seeds; depth {listed}"
     if len(depths) < len(statement.over):
         detail += f" ({len(depths)} of {len(statement.over)} depths)"
-    if statement.over[-1] not in used:  # what shallow networks do is not what the paper says of the deepest
+    deepest = max(statement.over, key=lambda model: depth_of(model) or 0)
+    if deepest not in used:  # what shallow networks do is not what the paper says of it
         return Finding(NOT_RUN, f"so far {detail}")
     falls, rises = found.high < 0, found.low > 0
     return _weigh(falls, rises, detail) if statement.direction == "falling" else _weigh(rises, falls, detail)

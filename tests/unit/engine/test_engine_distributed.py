@@ -125,7 +125,10 @@ def test_nobody_answers(monkeypatch, unused_port):
 
 def test_several_machines_are_told_what_to_set(monkeypatch):
     assert distributed.advice() is None
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert distributed.advice() is None
     monkeypatch.setenv("WORLD_SIZE", "16")
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in distributed.advice()
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")

@@ -25,7 +25,7 @@ from timestepper.errors import (
     RecordError,
     RunDirectoryError,
 )
-from timestepper.experiment import finish, record
+from timestepper.experiment import finish, measure, record
 from timestepper.experiment.load import as_dict, load
 from timestepper.experiment.measure import complete
 from timestepper.files import with_checksum
@@ -201,13 +201,13 @@ def test_a_record_that_is_not_as_it_was_written_gets_no_new_checksum(run, tmp_pa
     assert path.read_text() == damage
 
 
-@pytest.mark.parametrize("odd", [math.nan, -math.inf])
-def test_a_figure_that_is_no_number_leaves_the_record_as_it_was(run, odd):
+def test_a_measurement_that_is_no_number_leaves_the_record_as_it_was(run, tmp_path, monkeypatch):
     before = (run / "record.json").read_bytes()
-    content = with_checksum(record.read(run) | {"noise": {"levels": [0.0], "error": [[0.1]], "loss": [[1.0, odd]]}})
-    with pytest.raises(RecordError, match=r"record\.json: noise would hold NaN or infinity; left as it was"):
-        record.write(content, run / "record.json")
+    monkeypatch.setattr(measure, "NOISE_LEVELS", (0.0, math.inf))
+    with pytest.raises(RecordError, match="noise came out as NaN or infinity; its record stays without it"):
+        measure.complete(run, tmp_path / "results", ["noise"])
     assert (run / "record.json").read_bytes() == before
+    assert not (tmp_path / "results").exists()
 
 
 def test_a_record_that_was_removed_is_made_again_from_the_last_checkpoint(run):

@@ -96,6 +96,16 @@ def test_appendix_b_follows_its_own_rules():
             'model = "cifar/resnet2" }]',
             "'cifar/resnet2' is not known; CIFAR ResNets",
         ),
+        (
+            'model = "cifar/resnet8" }]',
+            'model = "cifar/resnet²" }]',
+            "statement one: model 'cifar/resnet²' is not known",
+        ),
+        (
+            'model = "cifar/resnet8" }]',
+            'model = "cifar/resnet8_32x4d" }]',
+            "resnet8_32x4d' is not known; CIFAR ResNets",
+        ),
         ('{ data = "digits", model', '{ data = "digits", modle', "statement one: key 'modle' is not known"),
         ('model = "cifar/resnet8"\n', 'model = "cifar/resent8"\n', "ResNet: model 'cifar/resent8' is not known"),
         ('on = [{ data = "digits", model = "cifar/resnet8" }]', "", "statement one: key on is missing"),
@@ -178,6 +188,19 @@ def claims_with(tmp_path, name, before, after, count=1):
         ("training", "every = 30", "evry = 30", "schedule of imagenet: schedule: key 'evry' is not known"),
         ("training", "lr = 0.1", 'lr = "0.1"', "schedule of imagenet: optimiser.lr must be a number, not '0.1'"),
         ("training", "every = 30", "every = 30.5", "schedule of imagenet: schedule.every must be a whole number"),
+        (
+            "training",
+            "lr = 0.1",
+            "lr = nan",
+            "schedule of imagenet: optimiser.lr must be a number from 0 to 1e+06, not",
+        ),
+        (
+            "training",
+            "[0.5, 0.75]",
+            "[0.5, inf]",
+            "schedule of cifar10: schedule.milestones must be a number from 0 to",
+        ),
+        ("training", "epochs = 300", "epochs = -300", "schedule of cifar10: epochs must be 1 or more, not -300"),
         ("training", "[0.5, 0.75]", '["0.5"]', "schedule of cifar10: schedule.milestones[1] must be a number"),
         (
             "table3",

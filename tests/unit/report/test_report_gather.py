@@ -7,7 +7,7 @@ import pytest
 from timestepper.cli.gather import check_folders, check_results, describe, pending, show
 from timestepper.errors import RunDirectoryError
 from timestepper.experiment.load import load
-from timestepper.experiment.reproduce import DONE, FINISHED, MISSING, Step
+from timestepper.experiment.reproduce import DONE, FINISHED, MISSING, UNMEASURED, Step
 from timestepper.experiment.sets import open_sets
 from timestepper.report import load_claims
 from timestepper.report.tables import Cell, Table
@@ -58,7 +58,8 @@ def test_what_is_to_run_is_listed_apart_by_its_conditions(tmp_path):
 def test_what_is_finished_and_not_recorded_is_listed_and_says_so(tmp_path):
     first, second, third = (item for item in open_sets("half_start") if item.recipe.run.seed < 3)
     steps = [Step(first, DONE, tmp_path, 0.0), Step(second, FINISHED, tmp_path, 0.0), Step(third, MISSING, tmp_path, 2)]
-    finished, missing = pending(steps, load_claims()[0])
+    recorded = Step(first, UNMEASURED, tmp_path, 0.0, "noise")
+    finished, missing = pending([*steps, recorded], load_claims()[0])
     assert finished.label == f"{missing.label}: finished, to be recorded"
     assert (finished.seeds, finished.hours, missing.seeds, missing.hours) == (1, 0, 1, 2)
 

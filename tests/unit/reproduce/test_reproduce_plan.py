@@ -82,6 +82,8 @@ def test_a_run_that_another_process_trains_is_not_called_interrupted(tmp_path):
     gone = {**status, "pid": 2**22 + 1}  # no process has that number
     (tmp_path / WANTED.folder / "status.json").write_text(json.dumps(gone))
     assert only([], tmp_path)[0] == INTERRUPTED
+    (tmp_path / WANTED.folder / "status.json").write_text(json.dumps({**status, "host": "elsewhere"}))
+    assert only([], tmp_path)[0] == INTERRUPTED  # and maybe killed with its machine
 
 
 def test_the_record_of_another_run_does_not_finish_this_one(tmp_path):
@@ -90,6 +92,8 @@ def test_the_record_of_another_run_does_not_finish_this_one(tmp_path):
     path.write_text(json.dumps(with_checksum(recorded("runtime.device=cpu"))))
     assert only([], tmp_path) == (FINISHED, 0.0, "")  # where it was computed makes no other run
     path.write_text(json.dumps(with_checksum(recorded("optimiser.lr=0.5"))))
+    assert only([], tmp_path) == (OCCUPIED, 5.0, "")
+    path.write_text(json.dumps(with_checksum({"no": "recipe"})))
     assert only([], tmp_path) == (OCCUPIED, 5.0, "")
     assert only([recorded(noise={})], tmp_path) == (UNMEASURED, 0.0, "stability")
 
