@@ -106,13 +106,14 @@ def read_status(path: Path) -> dict[str, Any] | None:
         return None
     if any(type(status[name]) not in types for name, types in _TYPES.items() if name in status):
         return None
-    if (
-        status.get("state") == "running"
-        and status.get("host") == socket.gethostname()
-        and not _alive(status.get("pid", 0))
-    ):
+    if status["state"] == "running" and is_here(status) and not _alive(status.get("pid", 0)):
         status["state"] = "killed"
     return status
+
+
+def is_here(status: dict[str, Any]) -> bool:
+    """Whether a status was written on this machine."""
+    return status.get("host") == socket.gethostname()
 
 
 def _remove(places: list[Path]) -> None:

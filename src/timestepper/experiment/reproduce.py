@@ -2,14 +2,13 @@
 
 import json
 import signal
-import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from timestepper.engine.rundir import read_status
+from timestepper.engine.rundir import is_here, read_status
 from timestepper.engine.signals import Signals
 from timestepper.errors import DataError, RecordError, TimestepperError
 from timestepper.experiment import record
@@ -65,8 +64,8 @@ def plan(wanted: Iterable[Wanted], records: Sequence[Mapping[str, Any]], runs: P
             steps.append(Step(item, OCCUPIED, run, hours))
         elif (status := read_status(run)) is not None:
             share = _share(status)
-            here = status.get("host") == socket.gethostname()  # of one elsewhere nobody knows whether it still runs
-            state = RUNNING if here and status["state"] == "running" else INTERRUPTED
+            # Of a run elsewhere nobody knows whether it still goes on.
+            state = RUNNING if status["state"] == "running" and is_here(status) else INTERRUPTED
             steps.append(Step(item, state, run, hours * (1 - share), f"{share:.0%}"))
         else:
             steps.append(Step(item, MISSING, run, hours))
@@ -198,17 +197,17 @@ def _finish(step: Step, results: Path) -> int:
             file=sys.stderr,
         )
         return 0
-    if not (step.run / record.RECORD).exists():
-        code = start(step.wanted.recipe, name=step.wanted.name, run_dir=step.run)
-        if code:
-            return code
-    if _is_foreign(step.wanted, step.run):
+    if step.state == OCCUPIED:
         raise RecordError(
             f"{step.run / record.RECORD}: the record of a run with other settings; move {step.run} away and run the "
             "same command again"
         )
+    if not (step.run / record.RECORD).exists():
+        code = start(step.wanted.recipe, name=step.wanted.name, run_dir=step.run)
+        if code:
+            return code
     try:
-        from timestepper.experiment.measure import complete
+        from timestepper.experiment.measure import complete  # some seconds too, in which one may be stopped
 
         complete(step.run, results, step.wanted.measures)
     except KeyboardInterrupt:

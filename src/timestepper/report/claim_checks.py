@@ -82,19 +82,14 @@ def _structure(stage: "Structure", where: str) -> None:
     for name, pair in pairs.items():
         if len(pair) != 2:
             raise RecordError(f"{where} {name} must be two numbers, not {list(pair)}")
-    pairs |= {"output_size": (stage.output_size,), "blocks": (stage.blocks,)}
-    for name, numbers in pairs.items():
-        if min(numbers) < 1:
-            raise RecordError(f"{where} {name} must be 1 or more, not {min(numbers)}")
+    _counts(pairs | {"output_size": (stage.output_size,), "blocks": (stage.blocks,)}, where)
 
 
 def _schedule(schedule: "Schedule", path: str) -> None:
     _place({"data": schedule.data}, f"{path}: schedule:")
     where = f"{path}: schedule of {schedule.data}:"
     _one_of([] if schedule.augment is None else [schedule.augment], AUGMENTS, f"{where} augment")
-    for key, number in (("epochs", schedule.epochs), ("batch_size", schedule.batch_size)):
-        if number < 1:
-            raise RecordError(f"{where} {key} must be 1 or more, not {number}")
+    _counts({"epochs": (schedule.epochs,), "batch_size": (schedule.batch_size,)}, where)
     for part, known in SETTINGS.items():
         _one_of(schedule.settings[part], tuple(known), f"{where} {part}: key")
         for key, value in schedule.settings[part].items():
@@ -170,6 +165,12 @@ def _subject(name: str, where: str) -> None:
 def _within(value: float | None, most: float, where: str) -> None:
     if value is not None and not 0 <= value <= most:  # which is so for "not a number" too
         raise RecordError(f"{where} must be a number from 0 to {most:g}, not {value:g}")
+
+
+def _counts(named: dict[str, tuple[int, ...]], where: str) -> None:
+    for name, numbers in named.items():
+        if min(numbers) < 1:
+            raise RecordError(f"{where} {name} must be 1 or more, not {min(numbers)}")
 
 
 def _one_of(values: Iterable[str], allowed: tuple[str, ...], where: str) -> None:

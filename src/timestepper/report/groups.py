@@ -1,14 +1,13 @@
 """Records of one kind together: what was run, under which conditions, and how a reader calls it."""
 
 import json
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from timestepper.report.claims import Claims, Schedule
-from timestepper.report.names import PAPER_DATA
+from timestepper.report.names import PAPER_DATA, depth_of
 from timestepper.report.records import Record
 
 # Fields that say how a run was computed and watched, not what was learned.
@@ -54,12 +53,6 @@ class Group:
         """A figure by seed, for the runs that have it."""
         found = {seed: of(record) for seed, record in self.runs.items()}
         return {seed: value for seed, value in found.items() if value is not None}
-
-
-def depth_of(model: str) -> int | None:
-    """The number in a network's name."""
-    found = re.search(r"\d+", model.rpartition("/")[2])
-    return int(found[0]) if found else None
 
 
 def group(records: Iterable[Record]) -> list[Group]:

@@ -33,6 +33,12 @@ def model_name(model: str) -> str:
     return _FAMILIES[found[1]] + (f"-{found[2]}" if found[2] else "")
 
 
+def depth_of(model: str) -> int | None:
+    """The number in a network's name."""
+    found = re.search(r"\d+", model.rpartition("/")[2])
+    return int(found[0]) if found else None
+
+
 def spelled(subject: str) -> str:
     """A subject with its numbers as ``groups.subject_of`` writes them: ``fixed(0.01)``, never ``fixed(0.010)``."""
     start, decay, rest = subject.partition(", weight decay ")

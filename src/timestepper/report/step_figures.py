@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from timestepper.report import quantities, svg
+from timestepper.report.compare import by_task
 from timestepper.report.figures import Figure, Panel, draw
 from timestepper.report.groups import Group, Task
 from timestepper.report.names import subject_name
@@ -62,24 +63,21 @@ def final_steps(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure
 
 def stability(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure | None:
     """The bound of Proposition 1 and measured growth, block by block, with the step sizes; a task has one axis."""
-    panels = []
-    measured = [
-        (group, *first)
-        for group in groups
-        for first in [(seed, record.stability) for seed, record in group.runs.items() if record.stability][:1]
-    ]
-    for group, seed, growth in measured:
-        alike = [line for other, _, those in measured if other.task == group.task for line in _lines(those)]
-        values = [value for line in alike for value in line if value > 0]
-        plot = svg.Plot((1, len(growth.log_bound)), (min(values), max(values)), "block", "factor", log_y=True)
-        for line, css in zip(_lines(growth), ("plain", "stepped", "quiet"), strict=True):
-            if line:
-                plot.line(list(enumerate(line, 1)), css)
-        heading = f"{subject_name(group.subject)}, seed {seed}"
-        text = f"Bound {_in_words(growth.log_bound)}, measured growth {_in_words(_largest(growth))}"
-        title = f"Stability bound and measured growth, {label(group.task)}: {heading}"
-        panels.append(Panel(label(group.task), heading, plot.svg(title, text)))
-    logs = [log for _, _, growth in measured for log in (*growth.log_bound, *_largest(growth))]
+    panels, logs = [], []
+    for task, bundle in by_task(groups).items():
+        first = {g.subject: [(seed, r.stability) for seed, r in g.runs.items() if r.stability][:1] for g in bundle}
+        drawn = [(subject, seed, found, _lines(found)) for subject, runs in first.items() for seed, found in runs]
+        values = [value for *_, lines in drawn for line in lines for value in line if value > 0]
+        for subject, seed, found, lines in drawn:
+            plot = svg.Plot((1, len(found.log_bound)), (min(values), max(values)), "block", "factor", log_y=True)
+            for line, css in zip(lines, ("plain", "stepped", "quiet"), strict=True):
+                if line:
+                    plot.line(list(enumerate(line, 1)), css)
+            heading = f"{subject_name(subject)}, seed {seed}"
+            text = f"Bound {_in_words(found.log_bound)}, measured growth {_in_words(_largest(found))}"
+            title = f"Stability bound and measured growth, {label(task)}: {heading}"
+            panels.append(Panel(label(task), heading, plot.svg(title, text)))
+            logs += [*found.log_bound, *_largest(found)]
     cut = " A factor beyond 10^300 is drawn there." if any(abs(log) > _FLOAT for log in logs) else ""
     caption = (
         "Per block: the factor of Proposition 1 with the real operators, the largest measured growth of a small "

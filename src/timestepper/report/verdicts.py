@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from timestepper.report import quantities
 from timestepper.report.claims import Claim, Claims, Statement
-from timestepper.report.groups import Group, Task, condition_labels, depth_of, how, schedule_label
-from timestepper.report.names import data_name, model_name
+from timestepper.report.groups import Group, Task, condition_labels, how, schedule_label
+from timestepper.report.names import data_name, depth_of, model_name
 from timestepper.report.records import Record
 from timestepper.report.statistics import Interval, interval, paired, signed, slope
 

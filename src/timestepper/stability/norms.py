@@ -22,9 +22,8 @@ class Norm:
 def layer_norms(layers: Iterable[Operator], parameters: Parameters, tolerance: float = 1e-4) -> dict[Operator, Norm]:
     """All three figures of every layer."""
     found: dict[Operator, Norm] = {}
-    for group, weights in _stacks(layers, parameters):
+    for group, weights, scales in _stacks(layers, parameters):
         geometry = group[0].geometry
-        weights, scales = _near_one(weights)
         estimates, _ = spectral.operator_norms(weights, geometry, tolerance=tolerance)
         upper = spectral.upper_bounds(weights, geometry, estimates)
         reshaped = spectral.reshaped_norms(weights, geometry.groups)
@@ -46,9 +45,8 @@ def warm_estimates(
     warm.clear()
     names: list[Operator] = []
     norms: list[Tensor] = []
-    for (group, weights), start in zip(stacks, starts, strict=True):
+    for (group, weights, scales), start in zip(stacks, starts, strict=True):
         rounds = first if start is None else iterations
-        weights, scales = _near_one(weights)
         found, stopped = spectral.operator_norms(
             weights, group[0].geometry, None if start is None else start.to(weights), iterations=rounds, tolerance=None
         )
@@ -58,6 +56,18 @@ def warm_estimates(
     return dict(zip(names, torch.cat(norms).tolist(), strict=True))
 
 
+def _stacks(layers: Iterable[Operator], parameters: Parameters) -> list[tuple[tuple[Operator, ...], Tensor, Tensor]]:
+    """Layers of one kernel shape and geometry, each kind with its weights stacked, near one, and their scales."""
+    groups: dict[tuple, list[tuple[Operator, Tensor]]] = {}
+    for layer in dict.fromkeys(layers):
+        weight = layer.weight(parameters)
+        groups.setdefault((weight.shape, layer.geometry), []).append((layer, weight))
+    return [
+        (tuple(layer for layer, _ in members), *_near_one(torch.stack([weight for _, weight in members])))
+        for members in groups.values()
+    ]
+
+
 def _near_one(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Weights whose largest is about 1, with the powers of two that make them what they were, in double precision.
 
@@ -65,15 +75,3 @@ def _near_one(weights: Tensor) -> tuple[Tensor, Tensor]:
     """
     scales = torch.exp2(torch.frexp(weights.flatten(1).abs().amax(1)).exponent.double())
     return (weights.double() / scales.reshape(-1, *[1] * (weights.dim() - 1))).to(weights), scales
-
-
-def _stacks(layers: Iterable[Operator], parameters: Parameters) -> list[tuple[tuple[Operator, ...], Tensor]]:
-    """Layers of one kernel shape and geometry, each kind with its weights stacked."""
-    groups: dict[tuple, list[tuple[Operator, Tensor]]] = {}
-    for layer in dict.fromkeys(layers):
-        weight = layer.weight(parameters)
-        groups.setdefault((weight.shape, layer.geometry), []).append((layer, weight))
-    return [
-        (tuple(layer for layer, _ in members), torch.stack([weight for _, weight in members]))
-        for members in groups.values()
-    ]

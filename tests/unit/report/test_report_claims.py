@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from timestepper.adapters import LIBRARIES
 from timestepper.cli.gather import compute
 from timestepper.experiment.load import as_dict, load, sections
 from timestepper.experiment.measure import NOISE_LEVELS
@@ -86,16 +87,8 @@ def test_appendix_b_follows_its_own_rules():
         ('on = [{ data = "digits"', 'on = [{ data = "digit"', "statement one: data 'digit' is not known"),
         ('model = "cifar/resnet8" }]', 'model = "cifr/resnet8" }]', "statement one: model 'cifr/resnet8' is not known"),
         ('model = "cifar/resnet8" }]', 'model = "resnet8" }]', "statement one: model 'resnet8' is not known"),
-        (
-            'model = "cifar/resnet8" }]',
-            'model = "cifar/resnet9" }]',
-            "'cifar/resnet9' is not known; CIFAR ResNets",
-        ),
-        (
-            'model = "cifar/resnet8" }]',
-            'model = "cifar/resnet2" }]',
-            "'cifar/resnet2' is not known; CIFAR ResNets",
-        ),
+        ('model = "cifar/resnet8" }]', 'model = "cifar/resnet9" }]', "'cifar/resnet9' is not known; CIFAR ResNets"),
+        ('model = "cifar/resnet8" }]', 'model = "cifar/resnet2" }]', "'cifar/resnet2' is not known; CIFAR ResNets"),
         (
             'model = "cifar/resnet8" }]',
             'model = "cifar/resnet²" }]',
@@ -177,12 +170,7 @@ def claims_with(tmp_path, name, before, after, count=1):
         ("table6", "input = [2304, 32]", "input = [2304]", "structure 2 (TSC-ResNet-34): input must be two numbers"),
         ("table6", "output = [16, 64]", "output = []", "structure 1 (TSC-ResNet-34): output must be two numbers"),
         ("table6", "[[3, 64], ", "[[3, 64, 1], ", "structure 1 (TSC-ResNet-34): convolutions[1] must be two numbers"),
-        (
-            "table1",
-            '"two_fc"',
-            '"plain"',
-            "TSC_2fc: controller 'plain' is not known",
-        ),
+        ("table1", '"two_fc"', '"plain"', "TSC_2fc: controller 'plain' is not known"),
         ("training", "lr = 0.1", "lrr = 0.1", "schedule of imagenet: optimiser: key 'lrr' is not known"),
         ("training", '"crop_flip"', '"crop_flp"', "schedule of cifar10: augment 'crop_flp' is not known"),
         ("training", "every = 30", "evry = 30", "schedule of imagenet: schedule: key 'evry' is not known"),
@@ -202,26 +190,11 @@ def claims_with(tmp_path, name, before, after, count=1):
         ),
         ("training", "epochs = 300", "epochs = -300", "schedule of cifar10: epochs must be 1 or more, not -300"),
         ("training", "[0.5, 0.75]", '["0.5"]', "schedule of cifar10: schedule.milestones[1] must be a number"),
-        (
-            "table3",
-            "gflops_train = 1.81",
-            "gflops_train = 1e300",
-            "paper of TSC-ResNet-18: gflops_train must be",
-        ),
+        ("table3", "gflops_train = 1.81", "gflops_train = 1e300", "paper of TSC-ResNet-18: gflops_train must be"),
         ("table4", '"C-3_1" = 0.510', '"C-3_1" = 51.0', "paper of TSC-50: C-3_1 must be a number from 0 to 1, not 51"),
-        (
-            "table4",
-            '"C-3_1" = 0.510',
-            '"C-3_1" = -inf',
-            "paper of TSC-50: C-3_1 must be a number from 0 to 1",
-        ),
+        ("table4", '"C-3_1" = 0.510', '"C-3_1" = -inf', "paper of TSC-50: C-3_1 must be a number from 0 to 1"),
         ("table6", "blocks = 3", "blocks = -3", "structure 1 (TSC-ResNet-34): blocks must be 1 or more, not -3"),
-        (
-            "table6",
-            "gates = [32, 16]",
-            "gates = [0, 16]",
-            "structure 1 (TSC-ResNet-34): gates must be 1 or more",
-        ),
+        ("table6", "gates = [32, 16]", "gates = [0, 16]", "structure 1 (TSC-ResNet-34): gates must be 1 or more"),
         ("table5", 'id = "table5-', 'id = "table4-depth"\n# ', "statement table4-depth: "),
     ],
 )
@@ -240,6 +213,7 @@ def test_what_a_schedule_may_name_is_what_a_recipe_has():
     (augment,) = (field for field, _ in recipe["data"] if field.name == "augment")
     assert augment.metadata["choices"] == claim_checks.AUGMENTS
     assert claim_checks.NOISE_LEVELS == NOISE_LEVELS
+    assert tuple(LIBRARIES) == claim_checks.LIBRARIES
 
 
 OPTIONS = {
