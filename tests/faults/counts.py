@@ -26,9 +26,6 @@ COUNTS = {  # name: (default, full)
     "T30": (6, int(os.environ.get("TIMESTEPPER_SOAK_SECONDS", 7200))),  # seconds of random faults
 }
 
-# The time limits hold on a machine that does nothing else; a busy one is given this much more.
-SLACK = float(os.environ.get("TIMESTEPPER_TIME_SLACK", 4))
-
 
 def count(name: str) -> pytest.MarkDecorator:
     """Run a test with the default count, and under the marker ``soak`` with the full one."""
