@@ -23,6 +23,7 @@ COUNTS = {  # name: (default, full)
     "T20": (1, 20),  # normal ends of two ranks
     "T21": (1, 20),  # kills of a loader's worker
     "T27": (3, 20),  # kills inside an export
+    "T34": (1, 2),  # commands beside train: sweep, and reproduce
     "T30": (6, int(os.environ.get("TIMESTEPPER_SOAK_SECONDS", 7200))),  # seconds of random faults
 }
 

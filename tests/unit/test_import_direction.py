@@ -9,6 +9,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "timestepper"
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "terminal": set(),
     "files": set(),
     "torchrun": set(),
     "equations": set(),
@@ -41,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "report": {"files"},
 }
-LEAVES = {"errors"}  # anyone may import these
+LEAVES = {"errors", "terminal"}  # anyone may import these
 FOREIGN = {"timm": {"adapters", "bench"}, "torchvision": {"adapters", "data"}}  # and who may import them
 
 

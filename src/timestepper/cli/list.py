@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
+from timestepper import terminal
+
 
 def list(folder: Annotated[Path, typer.Argument(help="folder that holds run directories")] = Path("runs")) -> None:
     """Show state, step and test error of every run below FOLDER."""
-    from rich.console import Console
     from rich.table import Column, Table
 
     from timestepper.engine.rundir import STATUS, read_status
@@ -23,4 +24,4 @@ def list(folder: Annotated[Path, typer.Argument(help="folder that holds run dire
         table.add_row(str(path.parent.relative_to(folder)), status["state"], step, error, status.get("time", ""))
     if not table.row_count:
         raise RunDirectoryError(f"no runs below {folder}; timestepper train puts them into runs/")
-    Console().print(table)
+    terminal.console().print(table)

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from timestepper.errors import CheckpointError, DivergedError
 from timestepper.files import remove_leftovers, write_atomic
+from timestepper.terminal import tell
 
 FORMAT = 1
 KEEP = 2
@@ -46,7 +47,7 @@ class Checkpoints:
                 old.unlink(missing_ok=True)
         return path
 
-    def latest(self, say: Callable[[str], None] = print, set_aside: bool = False) -> tuple[Path, dict[str, Any]] | None:
+    def latest(self, say: Callable[[str], None] = tell, set_aside: bool = False) -> tuple[Path, dict[str, Any]] | None:
         """The newest sound checkpoint, or None where there never was one. Damaged newer ones are named.
 
         ``set_aside`` also renames them, so that they do not count among the two that are kept.

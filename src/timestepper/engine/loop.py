@@ -193,10 +193,13 @@ class Training:
                 self.best = {"error": line["test"]["error"], "epoch": epoch}
         observed = self.observe() if self.group.rank == 0 else Observation()
         line |= {"scalars": observed.scalars, "profiles": observed.profiles}
-        self.journal.epoch(line, observed.columns, self.schedule.epochs)
+        self.journal.epoch(line)
         self.epochs_done, self.whole_epoch = epoch, Sums()
         every, steps = self.plan.checkpoint_epochs, self.plan.checkpoint_steps
-        yield from self._answer(due=last or (every and epoch % every == 0) or (steps and self.step % steps == 0))
+        try:
+            yield from self._answer(due=last or (every and epoch % every == 0) or (steps and self.step % steps == 0))
+        finally:  # after the checkpoint: nobody may be reading
+            self.journal.show_epoch(line, observed.columns, self.schedule.epochs)
 
     def _evaluate(self, test: Batches) -> Generator[int, None, dict[str, float]]:
         with contextlib.closing(self._evaluation.steps(test)) as evaluation:

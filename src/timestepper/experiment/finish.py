@@ -1,6 +1,5 @@
 """The end of a run: final errors, the folded network beside the attached one, exported weights, summary."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from timestepper.experiment import build
 from timestepper.experiment.load import loads
 from timestepper.experiment.schema import Recipe
 from timestepper.inspection import descriptor_influence
+from timestepper.terminal import tell
 
 WEIGHTS = "weights.safetensors"
 
@@ -39,7 +39,7 @@ class Trained:
 
 def note(line: str) -> None:
     """A remark beside a command's output, which may be JSON: on stderr."""
-    print(line, file=sys.stderr)
+    tell(line, error=True)
 
 
 def restore(
