@@ -101,6 +101,10 @@ class DistributedError(TimestepperError, RuntimeError):
     exit_code = 1
 
 
+class LaunchError(TimestepperError, ValueError):
+    """Environment variables of a distributed job that make no sense."""
+
+
 class StabilityError(TimestepperError, ValueError):
     """A network or input for which a stability figure cannot be computed; the message names the layer."""
 

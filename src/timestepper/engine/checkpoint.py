@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from timestepper.errors import CheckpointError, DivergedError
@@ -17,6 +17,14 @@ from timestepper.terminal import tell
 
 FORMAT = 1
 KEEP = 2
+_MARKS: dict[str, type] = {"format": int, "identity": dict, "step": int, "model": dict}  # of a checkpoint
+_RUN: dict[str, type] = {  # what a run goes on from
+    **dict.fromkeys(("epochs_done", "metrics_bytes", "world"), int),
+    **dict.fromkeys(("momentum", "interval", "epoch"), list),
+    "best": dict,
+    "recipe": str,
+}
+_TYPES = {**_MARKS, **_RUN, "observed": list}
 
 
 class Checkpoints:
@@ -87,9 +95,23 @@ def read(path: Path) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CheckpointError(f"{path} is refused: it holds something else than tensors and plain values") from error
-    if not isinstance(state, dict) or not {"format", "identity", "step", "model"} <= state.keys():
+    if not isinstance(state, dict) or not state.keys() >= _MARKS.keys():
         raise CheckpointError(f"{path} is no checkpoint of timestepper")
+    if wrong := [name for name in _TYPES if name in state and not _sound(name, state[name])]:
+        raise CheckpointError(f"{path} is no checkpoint of timestepper: its {wrong[0]} is not what a run saves")
     return state
+
+
+def _sound(name: str, value: Any) -> bool:
+    """Whether a field holds what a run would have saved, as far as it can be told without the network."""
+    wanted: Any = _TYPES[name]
+    if type(value) is not wanted:
+        return False
+    if name in ("model", "momentum", "observed"):
+        return all(isinstance(tensor, Tensor) for tensor in (value.values() if name == "model" else value))
+    if name in ("interval", "epoch"):
+        return len(value) in (0, 3) and all(type(number) is float for number in value)
+    return type(value) is not int or value >= (name in ("format", "world"))
 
 
 def check(path: Path, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
@@ -103,6 +125,21 @@ def check(path: Path, state: Mapping[str, Any], identity: Mapping[str, Any]) -> 
             f"{path}: checkpoint is {_describe(state['identity'])}, you asked for {_describe(identity)}; "
             "use the matching recipe or another run directory"
         )
+    if missing := sorted(_RUN.keys() - state.keys()):
+        raise CheckpointError(f"{path} lacks {', '.join(missing)}; take another checkpoint or start the run again")
+
+
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: object) -> None:
+    """Load all tensors, or none where one is missing, too many or of another shape."""
+    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    found = {name: tensor.shape for name, tensor in tensors.items()}
+    if wrong := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
+        shapes = [tuple(some[wrong[0]]) if wrong[0] in some else "missing" for some in (found, wanted)]
+        raise CheckpointError(
+            f"{where}: {wrong[0]} is {shapes[0]} in the checkpoint and {shapes[1]} in the network "
+            f"({len(wrong)} such tensors); use the recipe that it was trained with"
+        )
+    model.load_state_dict(tensors)
 
 
 def _describe(identity: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from timestepper.engine import optimiser as optimisers
+from timestepper.engine.checkpoint import load_weights
 from timestepper.engine.distributed import Group, wrap
 from timestepper.engine.evaluation import Batches, Evaluation
 from timestepper.engine.journal import Journal
@@ -119,7 +120,9 @@ class Training:
         if state is not None:
             if len(momentum) != len(state["momentum"]):
                 raise CheckpointError("optimiser.momentum cannot change from or to 0 within a run; start another run")
-            self.model.load_state_dict(state["model"])
+            load_weights(self.model, state["model"], f"step {state['step']}")
+            if [buffer.shape for buffer in momentum] != [saved.shape for saved in state["momentum"]]:
+                raise CheckpointError(f"step {state['step']}: momentum of other shapes; start another run")
             with torch.no_grad():
                 for buffer, saved in zip(momentum, state["momentum"], strict=True):
                     buffer.copy_(saved)

@@ -51,13 +51,22 @@ class JsonLines:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file; one that a killed process left half written is passed over."""
-    if path.exists():
-        for line in path.read_text().splitlines():
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue
+    """The lines of a file; the last is passed over where it is not whole, as a killed process leaves it."""
+    if not path.exists():
+        return
+    lines = path.read_bytes().splitlines()
+    for number, text in enumerate(lines, 1):
+        try:
+            line = json.loads(text)
+            if not isinstance(line, dict) or type(line["step"]) is not int:
+                raise ValueError
+        except (ValueError, KeyError, RecursionError):
+            if number < len(lines):
+                raise CheckpointError(
+                    f"{path}, line {number} is damaged: restore the file or start again in another run directory"
+                ) from None
+        else:
+            yield line
 
 
 class Sums:

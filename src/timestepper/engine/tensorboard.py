@@ -20,7 +20,10 @@ class TensorBoard:
 
         shutil.rmtree(folder, ignore_errors=True)
         # purge_step tells a TensorBoard that is watching to forget what it read from the removed files.
-        self._writer = SummaryWriter(str(folder), purge_step=0)
+        try:
+            self._writer = SummaryWriter(str(folder), purge_step=0)
+        except OSError as error:
+            raise explain(error, folder, 100_000) from error
         self._folder = folder
         self._epochs = epochs
         self._profiles: dict[str, list[list[float]]] = {}

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from timestepper.api import Attached, evolution_time, fold, step_sizes
-from timestepper.engine.checkpoint import Checkpoints, check
+from timestepper.engine.checkpoint import Checkpoints, check, load_weights
 from timestepper.engine.distributed import Group
 from timestepper.engine.evaluation import Evaluation
 from timestepper.engine.metrics import read_lines
@@ -61,7 +61,7 @@ def restore(
     images = _shape(path, state) if data is None else data.train
     check(path, state, build.identity(recipe, images))
     model = build.network(recipe, images)
-    model.load_state_dict(state["model"])
+    load_weights(model, state["model"], path)
     return Trained(recipe, model, state, data, path)
 
 
