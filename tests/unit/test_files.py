@@ -1,6 +1,7 @@
 """Files that are whole or not there."""
 
 import errno
+import os
 import re
 import resource
 from pathlib import Path
@@ -99,3 +100,21 @@ def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(tmp_path):
         (tmp_path / name).touch()
     remove_leftovers(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
+
+
+def test_a_link_planted_at_the_temporary_file_is_not_followed(tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "file.tmp").symlink_to(tmp_path / "precious")
+    write_atomic(tmp_path / "file", b"x")
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert (tmp_path / "file").read_bytes() == b"x"
+
+
+def test_a_device_or_a_pipe_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/null")):
+        for write in (prepare_file, lambda path: write_atomic(path, b"x")):
+            with pytest.raises(RunDirectoryError, match=f"cannot write {path}: it is a device or a pipe; name a file"):
+                write(path)
+    assert (tmp_path / "pipe").is_fifo()
+    assert Path("/dev/null").is_char_device()

@@ -24,9 +24,9 @@ ALLOWED: dict[str, set[str]] = {
     "inspection": {"api", "attached", "adapters", "call", "equations"},
     "saving": {"api", "attached", "files"},
     "stability": {"equations", "api", "adapters"},
-    "data": set(),
+    "data": {"files"},
     "engine": {"files", "fused", "torchrun"},
-    "bench": {"controllers", "fused", "adapters", "api", "inspection", "engine", "experiment"},
+    "bench": {"files", "controllers", "fused", "adapters", "api", "inspection", "engine", "experiment"},
     "experiment": {
         "equations",
         "controllers",

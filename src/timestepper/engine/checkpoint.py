@@ -97,8 +97,9 @@ def read(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is refused: it holds something else than tensors and plain values") from error
     if not isinstance(state, dict) or not state.keys() >= _MARKS.keys():
         raise CheckpointError(f"{path} is no checkpoint of timestepper")
-    if wrong := [name for name in _TYPES if name in state and not _sound(name, state[name])]:
-        raise CheckpointError(f"{path} is no checkpoint of timestepper: its {wrong[0]} is not what a run saves")
+    for name in _TYPES.keys() & state.keys():
+        if not _sound(name, state[name]):
+            raise CheckpointError(f"{path} is no checkpoint of timestepper: its {name} is not what a run saves")
     return state
 
 

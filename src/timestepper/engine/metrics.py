@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from timestepper.errors import CheckpointError
-from timestepper.files import explain
+from timestepper.files import explain, open_own
 
 
 class JsonLines:
@@ -20,8 +20,8 @@ class JsonLines:
     def __init__(self, path: Path, size: int = 0):
         self.path = path
         try:
-            self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (no second try of a failed write at exit)
-            present = self._file.tell()
+            self._file = open_own(path)  # without a buffer: no second try of a failed write at exit
+            present = self._file.seek(0, os.SEEK_END)
             if present < size:
                 raise CheckpointError(
                     f"{path} has {present} bytes, the checkpoint was saved at {size}: restore the file or start again "

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from timestepper import terminal
@@ -98,5 +99,5 @@ class Board:
     def _table(self) -> Table:
         table = Table(*COLUMNS)
         for row in self._rows:
-            table.add_row(*row.row())
+            table.add_row(*map(escape, row.row()))
         return table
