@@ -113,6 +113,20 @@ class RecordError(TimestepperError, ValueError):
     """A damaged, hand-edited or foreign result record, or a claim file with a mistake."""
 
 
+_EXTRAS = {  # package as it is imported: which part of pyproject.toml's optional dependencies brings it
+    **dict.fromkeys(("typer", "rich", "PIL", "torchvision", "timm", "sklearn", "tensorboard"), "train"),
+    **dict.fromkeys(("scipy", "jinja2", "matplotlib"), "report"),
+}
+
+
+def missing_package(error: BaseException) -> str | None:
+    """How to install the package that is missing; None for any other error."""
+    name = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if name not in _EXTRAS:
+        return None
+    return f"this needs {name}, which is not installed: pip install 'timestepper[{_EXTRAS[name]}]'"
+
+
 def first_line(error: BaseException) -> str:
     """What a foreign error says, short enough for a line of ours; its type, where it says nothing."""
     return str(error).strip().partition("\n")[0][:200] or type(error).__name__

@@ -93,7 +93,7 @@ def lose_tensor(state: dict) -> str:
 
 def spoil_momentum(state: dict) -> str:
     state["momentum"][0] = torch.zeros(1)
-    return "momentum of other shapes"
+    return "its momentum has other shapes"
 
 
 def lose_recipe(state: dict) -> str:

@@ -14,7 +14,7 @@ import typer
 
 import timestepper
 from timestepper import terminal, torchrun
-from timestepper.errors import TimestepperError, first_line
+from timestepper.errors import TimestepperError, first_line, missing_package
 from timestepper.terminal import complain, tell
 
 app = typer.Typer(
@@ -101,6 +101,9 @@ def _run(arguments: Sequence[str], debug: bool) -> int:
     except Exception as error:
         if debug:
             raise
-        known = isinstance(error, TimestepperError)
-        complain(error if known else f"{type(error).__name__}: {first_line(error)}; --debug shows where it comes from")
-        return error.exit_code if isinstance(error, TimestepperError) else 1
+        if isinstance(error, TimestepperError):
+            complain(error)
+            return error.exit_code
+        advice = missing_package(error)
+        complain(advice or f"{type(error).__name__}: {first_line(error)}; --debug shows where it comes from")
+        return 2 if advice else 1

@@ -3,7 +3,7 @@
 import io
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,17 +130,21 @@ def check(path: Path, state: Mapping[str, Any], identity: Mapping[str, Any]) -> 
         raise CheckpointError(f"{path} lacks {', '.join(missing)}; take another checkpoint or start the run again")
 
 
-def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: object) -> None:
-    """Load all tensors, or none where one is missing, too many or of another shape."""
+def check_fit(where: object, state: Mapping[str, Any], model: nn.Module, momentum: Sequence[Tensor] | None) -> None:
+    """Refuse a checkpoint whose tensors are not the network's and (where given) the optimiser's, before any is loaded."""
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    found = {name: tensor.shape for name, tensor in tensors.items()}
-    if wrong := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
-        shapes = [tuple(some[wrong[0]]) if wrong[0] in some else "missing" for some in (found, wanted)]
-        raise CheckpointError(
-            f"{where}: {wrong[0]} is {shapes[0]} in the checkpoint and {shapes[1]} in the network "
-            f"({len(wrong)} such tensors); use the recipe that it was trained with"
-        )
-    model.load_state_dict(tensors)
+    found = {name: tensor.shape for name, tensor in state["model"].items()}
+    for name in sorted(wanted.keys() | found.keys(), key=str):
+        if wanted.get(name) != found.get(name):
+            there, here = (tuple(some[name]) if name in some else "missing" for some in (found, wanted))
+            raise CheckpointError(
+                f"{where}: {name} is {there} in the checkpoint and {here} in the network; use the recipe that it was "
+                "trained with, or start another run"
+            )
+    if momentum is not None and len(momentum) != len(state["momentum"]):
+        raise CheckpointError("optimiser.momentum cannot change from or to 0 within a run; start another run")
+    if momentum is not None and [one.shape for one in momentum] != [one.shape for one in state["momentum"]]:
+        raise CheckpointError(f"{where}: its momentum has other shapes than the weights; start another run")
 
 
 def _describe(identity: Mapping[str, Any]) -> str:

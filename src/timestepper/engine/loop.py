@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from timestepper.engine import optimiser as optimisers
-from timestepper.engine.checkpoint import load_weights
+from timestepper.engine.checkpoint import check_fit
 from timestepper.engine.distributed import Group, wrap
 from timestepper.engine.evaluation import Batches, Evaluation
 from timestepper.engine.journal import Journal
@@ -25,7 +25,7 @@ from timestepper.engine.runtime import Runtime
 from timestepper.engine.schedule import Schedule
 from timestepper.engine.signals import Signals
 from timestepper.engine.step import Row, UpdateStep
-from timestepper.errors import CheckpointError, DivergedError
+from timestepper.errors import DivergedError
 
 _LAG = 16  # steps that the host may be ahead of the device
 
@@ -118,11 +118,8 @@ class Training:
         position = torch.zeros(2, dtype=torch.int64, device=self.runtime.device)
         momentum = optimisers.momentum_of(self.optimiser)
         if state is not None:
-            if len(momentum) != len(state["momentum"]):
-                raise CheckpointError("optimiser.momentum cannot change from or to 0 within a run; start another run")
-            load_weights(self.model, state["model"], f"step {state['step']}")
-            if [buffer.shape for buffer in momentum] != [saved.shape for saved in state["momentum"]]:
-                raise CheckpointError(f"step {state['step']}: momentum of other shapes; start another run")
+            check_fit(f"step {state['step']}", state, self.model, momentum)
+            self.model.load_state_dict(state["model"])
             with torch.no_grad():
                 for buffer, saved in zip(momentum, state["momentum"], strict=True):
                     buffer.copy_(saved)

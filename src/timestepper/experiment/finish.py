@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from timestepper.api import Attached, evolution_time, fold, step_sizes
-from timestepper.engine.checkpoint import Checkpoints, check, load_weights
+from timestepper.engine.checkpoint import Checkpoints, check, check_fit
 from timestepper.engine.distributed import Group
 from timestepper.engine.evaluation import Evaluation
 from timestepper.engine.metrics import read_lines
@@ -61,7 +61,8 @@ def restore(
     images = _shape(path, state) if data is None else data.train
     check(path, state, build.identity(recipe, images))
     model = build.network(recipe, images)
-    load_weights(model, state["model"], path)
+    check_fit(path, state, model, None)
+    model.load_state_dict(state["model"])
     return Trained(recipe, model, state, data, path)
 
 
@@ -81,6 +82,8 @@ def recipe_of(run: Path) -> Recipe:
         return loads(path.read_text(), str(path))
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}; check its permissions") from None
+    except UnicodeDecodeError:
+        raise RunDirectoryError(f"{path} is damaged: it is no text; restore it") from None
 
 
 def evaluate(trained: Trained, runtime: Runtime, poll: Callable[[], None] = lambda: None) -> dict[str, Any]:

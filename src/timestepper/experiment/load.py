@@ -84,7 +84,7 @@ def shipped() -> list[str]:
 
 def is_set(path: Path) -> bool:
     """Whether a file lists runs of recipes (``set = "fig4"``) and is no recipe itself."""
-    return lists_runs(path.read_text())
+    return lists_runs(_read(path))
 
 
 def lists_runs(text: str) -> bool:

@@ -64,7 +64,7 @@ def is_finished(recipe: Recipe, path: Path) -> bool:
         return False
     try:
         return not differences(loads((path / RECIPE).read_text(), str(path / RECIPE)), recipe)
-    except (OSError, TimestepperError):
+    except (OSError, UnicodeDecodeError, TimestepperError):
         return False
 
 
