@@ -36,13 +36,14 @@ test: lint types
 
 # The versions that this very environment was tested with; `pip install -c requirements.lock .[all]` takes them again.
 lock: $(STAMP)
-	$(BIN)/python -m pip freeze --exclude-editable > requirements.lock
+	$(BIN)/python -c 'import platform as p; print("#", "Python", p.python_version() + ",", p.platform() + "; written by make lock")' > requirements.lock
+	$(BIN)/python -m pip freeze --exclude-editable >> requirements.lock
 
 # A software bill of materials (CycloneDX) of the installed environment, by a tool of its own that stays out of it.
 sbom: $(STAMP)
 	$(PYTHON) -m venv $(VENV)-sbom
 	$(VENV)-sbom/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom
-	$(VENV)-sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o sbom.json $(BIN)/python
+	$(VENV)-sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible -o sbom.json $(BIN)/python
 
 clean:
 	rm -rf $(VENV) $(VENV)-sbom build dist demo .mypy_cache .ruff_cache .pytest_cache

@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from timestepper.errors import _EXTRAS
 
@@ -28,6 +29,14 @@ def test_every_optional_package_is_known():
     }
     assert found == _EXTRAS
     assert extras["all"] == ["timestepper[train,report]"]
+
+
+def test_the_tested_versions_are_written_down_and_allowed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    pinned = dict(line.split("==") for line in (ROOT / "requirements.lock").read_text().splitlines() if "==" in line)
+    for wanted in map(Requirement, lines):
+        assert wanted.name == "timestepper" or wanted.specifier.contains(pinned[wanted.name]), wanted
 
 
 def test_the_library_works_without_all_of_them(tmp_path):

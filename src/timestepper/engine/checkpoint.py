@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from timestepper.errors import CheckpointError, DivergedError
-from timestepper.files import remove_leftovers, write_atomic
+from timestepper.files import make_folder, remove_leftovers, write_atomic
 from timestepper.terminal import tell
 
 FORMAT = 1
@@ -35,7 +35,7 @@ class Checkpoints:
 
     def create(self) -> None:
         """Make the folder; remove what a killed process left half written."""
-        self.folder.mkdir(exist_ok=True)
+        make_folder(self.folder)
         remove_leftovers(self.folder)
 
     def paths(self) -> list[Path]:
@@ -131,7 +131,7 @@ def check(path: Path, state: Mapping[str, Any], identity: Mapping[str, Any]) -> 
 
 
 def check_fit(where: object, state: Mapping[str, Any], model: nn.Module, momentum: Sequence[Tensor] | None) -> None:
-    """Refuse a checkpoint whose tensors are not the network's and (where given) the optimiser's, before any is loaded."""
+    """Refuse tensors that are not those of the network and (where given) of the optimiser, before any is loaded."""
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
     found = {name: tensor.shape for name, tensor in state["model"].items()}
     for name in sorted(wanted.keys() | found.keys(), key=str):

@@ -116,7 +116,6 @@ def test_the_sweep_finds_what_was_compiled_ahead(tmp_path, monkeypatch):
     assert found >= 3  # forward, backward and evaluation of the second kind
     assert missed <= 3
     torch._dynamo.reset()
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "other"))
     monkeypatch.setattr("timestepper.experiment.sweep.Ahead", lambda recipes, say: Ahead([]))
     again = entries(tmp_path / "alone", *COMPILED, recipes=RECIPES)
     run_sweep(again)
