@@ -19,12 +19,12 @@ def list(folder: Annotated[Path, typer.Argument(help="folder that holds run dire
     runs = sorted({path.parent for name in (STATUS, RECIPE) for path in folder.rglob(name)})
     names = [terminal.printable(run.relative_to(folder)) for run in runs]
     others = (Column(name, no_wrap=True) for name in ("state", "step", "test error", "last sign of life"))
-    table = Table(Column("run", overflow="fold", min_width=min(30, max(map(len, names), default=0))), *others)
+    table = Table(Column("run", overflow="fold", min_width=min(12, max(map(len, names), default=0))), *others)
     for run, name in zip(runs, names, strict=True):
-        status = read_status(run) or {"state": "no status"}
+        status = read_status(run) or {"state": "unreadable" if (run / STATUS).exists() else "no status"}
         error = f"{status['test_error']:.2%}" if "test_error" in status else ""
         step = f"{status.get('step', '?')}/{status.get('steps', '?')}"
-        table.add_row(escape(name), status["state"], step, error, status.get("time", ""))
+        table.add_row(*map(escape, (name, status["state"], step, error, status.get("time", ""))))
     if not table.row_count:
         raise RunDirectoryError(f"no runs below {folder}; timestepper train puts them into runs/")
     console = terminal.console()

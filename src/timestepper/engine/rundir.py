@@ -146,12 +146,13 @@ def _is_it(status: dict[str, Any]) -> bool:
 
 
 def _birth(pid: int) -> str:
-    """What no two processes of a number share, also over a restart of the machine; empty where there is no /proc."""
+    """What no two processes of one number share, not even over a reboot; empty for a dead one, or without /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
-    except (OSError, IndexError):
+        state, *others = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
         return ""
+    return "" if state in "ZX" else f"{boot} {others[18]}"  # a zombie is dead; nobody has taken note of it yet
 
 
 def _now() -> str:

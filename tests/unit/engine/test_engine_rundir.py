@@ -1,5 +1,6 @@
 import fcntl
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -199,3 +200,13 @@ def test_a_run_that_lost_its_status_is_still_a_run(tmp_path):
         (tmp_path / name).touch()
     RunDirectory(tmp_path).close()
     assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_process_that_is_dead_and_not_yet_buried_holds_nothing(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    holder.kill()
+    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # a zombie
+    assert read_status(tmp_path / "run")["state"] == "killed"
+    RunDirectory(tmp_path / "run").close()
+    holder.communicate()
