@@ -4,17 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test lint types clean
+.PHONY: help setup demo test lint types lock sbom clean
 
 help:
 	@echo "make demo   train, fold and compare a plain and a stepped network (two minutes, no GPU, no download)"
 	@echo "make test   lint, types and the whole test suite"
 	@echo "make setup  only create .venv and install into it"
+	@echo "make lock   write down the installed versions; make sbom: what is installed, as CycloneDX"
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("timestepper needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; set PYTHON=python3.11") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all,test]'
 	@touch $@
 
 setup: $(STAMP)
@@ -33,5 +34,16 @@ types: $(STAMP)
 test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
+# The versions that this very environment was tested with; `pip install -c requirements.lock .[all]` takes them again.
+lock: $(STAMP)
+	$(BIN)/python -c 'import platform as p; print("#", "Python", p.python_version() + ",", p.platform() + "; written by make lock")' > requirements.lock
+	$(BIN)/python -m pip freeze --exclude-editable >> requirements.lock
+
+# A software bill of materials (CycloneDX) of the installed environment, by a tool of its own that stays out of it.
+sbom: $(STAMP)
+	$(PYTHON) -m venv $(VENV)-sbom
+	$(VENV)-sbom/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom
+	$(VENV)-sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible -o sbom.json $(BIN)/python
+
 clean:
-	rm -rf $(VENV) build dist demo .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV)-sbom build dist demo .mypy_cache .ruff_cache .pytest_cache

@@ -9,8 +9,19 @@ from pathlib import Path
 from typing import Any
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 60, pause: float = 0.01) -> Any:
-    """Ask until the answer is true."""
+class Watch:
+    """``with Watch() as watch``: how long a block took, to be noted. Nothing fails for being slow."""
+
+    def __enter__(self) -> "Watch":
+        self._start = time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = round(time.monotonic() - self._start, 2)
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 300, pause: float = 0.01) -> Any:
+    """Ask until the answer is true; so much patience that only what hangs is given up."""
     end = time.monotonic() + seconds
     while not (answer := condition()):
         assert time.monotonic() < end, f"did not happen within {seconds} s"

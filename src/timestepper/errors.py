@@ -101,12 +101,30 @@ class DistributedError(TimestepperError, RuntimeError):
     exit_code = 1
 
 
+class LaunchError(TimestepperError, ValueError):
+    """Environment variables of a distributed job that make no sense."""
+
+
 class StabilityError(TimestepperError, ValueError):
     """A network or input for which a stability figure cannot be computed; the message names the layer."""
 
 
 class RecordError(TimestepperError, ValueError):
     """A damaged, hand-edited or foreign result record, or a claim file with a mistake."""
+
+
+_EXTRAS = {  # package as it is imported: which part of pyproject.toml's optional dependencies brings it
+    **dict.fromkeys(("typer", "rich", "PIL", "torchvision", "timm", "sklearn", "tensorboard"), "train"),
+    **dict.fromkeys(("scipy", "jinja2", "matplotlib"), "report"),
+}
+
+
+def missing_package(error: BaseException) -> str | None:
+    """How to install the package that is missing; None for any other error."""
+    name = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if name not in _EXTRAS:
+        return None
+    return f"this needs {name}, which is not installed: pip install 'timestepper[{_EXTRAS[name]}]'"
 
 
 def first_line(error: BaseException) -> str:

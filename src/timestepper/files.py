@@ -6,8 +6,9 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from timestepper.errors import DiskFullError, RunDirectoryError, TimestepperError
 
@@ -17,6 +18,7 @@ _HINTS = {
     errno.EISDIR: "it is a folder, name a file",
     errno.EEXIST: "a file is in the way",
     errno.ENOTDIR: "a file is in the way",
+    errno.ELOOP: "remove that link or device",
 }
 
 
@@ -27,7 +29,9 @@ def write_atomic(path: Path, data: bytes) -> None:
     try:
         fits = shutil.disk_usage(path.parent).free >= len(data)
         if fits:
-            with open(temporary, "wb") as file:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()  # of a killed process, or a link that somebody has planted
+            with open(temporary, "xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -42,9 +46,22 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Refuse what cannot be the name of a file: an empty one, or that of a folder."""
+    """Refuse what cannot be the name of a file: an empty one, that of a folder, of a device or of a pipe."""
     if not path.name or os.path.isdir(path):
         raise explain(IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)), path)
+    if os.path.lexists(path) and not (os.path.islink(path) or os.path.isfile(path)):
+        raise RunDirectoryError(f"cannot write {path}: it is a device or a pipe; name a file")
+
+
+def open_own(path: Path) -> IO[bytes]:
+    """Open a file to read and to add to, and make it where it is missing; a link to another file is refused."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    file = os.fdopen(descriptor, "ab+", buffering=0)
+    about = os.fstat(descriptor)
+    if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
+        file.close()
+        raise OSError(errno.ELOOP, "it is not a file of its own")
+    return file
 
 
 def prepare_file(path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import os
 
+from timestepper.errors import LaunchError
+
 
 def launched() -> bool:
     """Whether torchrun (or its like) started this process."""
@@ -10,27 +12,27 @@ def launched() -> bool:
 
 def rank() -> int:
     """Number of this process in its job; 0 where it is alone."""
-    return int(os.environ["RANK"]) if launched() else 0
+    return _number("RANK", 0, 0, world_size() - 1) if launched() else 0
 
 
 def world_size() -> int:
     """Number of processes in the job."""
-    return int(os.environ["WORLD_SIZE"]) if launched() else 1
+    return _number("WORLD_SIZE", 1, 1) if launched() else 1
 
 
 def local_rank() -> int:
     """Number of this process on its machine: the GPU that it takes."""
-    return int(os.environ.get("LOCAL_RANK", 0))
+    return _number("LOCAL_RANK", 0, 0)
 
 
 def local_world_size() -> int:
     """Number of the job's processes on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return _number("LOCAL_WORLD_SIZE", 1, 1)
 
 
 def restarts() -> int:
     """How often torchrun has restarted the job."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    return _number("TORCHELASTIC_RESTART_COUNT", 0, 0)
 
 
 def agent() -> bool:
@@ -41,3 +43,18 @@ def agent() -> bool:
 def agent_hosts_store() -> bool:
     """Whether the agent keeps the store through which processes find each other, and hands it to a restarted job."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def port() -> int:
+    """Where the processes of a job meet, on the machine that ``MASTER_ADDR`` names."""
+    return _number("MASTER_PORT", -1, 0, 2**16 - 1)
+
+
+def _number(name: str, default: int, least: int, most: int = 2**31 - 1) -> int:
+    text = os.environ.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) < 12 and least <= int(text) <= most):
+        raise LaunchError(
+            f"the environment says {name}={text[:40]!r}, which torchrun never does (allowed: {least} to {most}); start "
+            "the job with torchrun, or unset RANK and WORLD_SIZE"
+        )
+    return int(text)

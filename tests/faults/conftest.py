@@ -6,7 +6,6 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import processes
 import runs
-from counts import SLACK
 from outcomes import Outcome
 
 
@@ -57,28 +55,6 @@ def figure(request: pytest.FixtureRequest):
                 file.write(json.dumps({"test": request.node.name, **values}) + "\n")
 
     return note
-
-
-@pytest.fixture
-def within():
-    """``with within(5) as watch``: fail where a block takes longer, with slack for a busy machine."""
-
-    @contextmanager
-    def block(seconds: float):
-        watch = Watch()
-        yield watch
-        watch.seconds = round(time.monotonic() - watch.start, 2)
-        assert watch.seconds <= seconds * SLACK, f"took {watch.seconds:.1f} s, allowed {seconds} (times {SLACK:g})"
-
-    return block
-
-
-class Watch:
-    """A stopwatch."""
-
-    def __init__(self) -> None:
-        self.start = time.monotonic()
-        self.seconds = 0.0
 
 
 # -- data and an uninterrupted run ----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from watching import alive, descendants, kill, members, wait_for
@@ -66,21 +66,22 @@ class Job:
         """The exit code, None while it runs; minus the signal's number where one killed it."""
         return self._wait(0)
 
-    def wait(self, seconds: float = 120) -> int:
+    def wait(self, seconds: float = 300) -> int:
         """The exit code; an error where the process does not end in time."""
         code = self._wait(seconds)
         assert code is not None, f"process {self.pid} still runs after {seconds} s\n{self.stdout}\n{self.stderr}"
         return code
 
     def send(self, number: int, group: bool = False) -> None:
-        """Send a signal to the process, or to its whole group as a terminal does."""
-        (os.killpg if group else os.kill)(self.pid, number)
+        """Send a signal to the process, or to its whole group as a terminal does; one that has ended hears nothing."""
+        with suppress(ProcessLookupError):
+            (os.killpg if group else os.kill)(self.pid, number)
 
     def kill(self) -> int:
         """SIGKILL to the process alone; its exit code."""
         if self.poll() is None:
             self.send(signal.SIGKILL)
-        return self.wait(30)
+        return self.wait()
 
     def offspring(self) -> list[int]:
         """Its living descendants; they are remembered, because those of a killed process cannot be found any more."""
@@ -92,7 +93,7 @@ class Job:
         """SIGKILL to the process and all its descendants, as a machine that loses power does."""
         for pid in [self.pid, *self.offspring()]:
             kill(pid)
-        self.wait(30)
+        self.wait()
 
     def survivors(self) -> list[int]:
         """Who is still there of the process, its group and all descendants that were ever seen."""
@@ -103,7 +104,7 @@ class Job:
         self.offspring()
         for pid in self.survivors():
             kill(pid)
-        self._wait(30)
+        self._wait(300)
 
 
 def _child(main: Callable[[], None], output: Path, env: Mapping[str, str], prepare: Preparation | None) -> None:
@@ -148,7 +149,7 @@ def fork(
         return process.exitcode
 
     job = Job(process.pid, wait, output)
-    wait_for(lambda: output.with_suffix(".err").exists() or job.poll() is not None, 60)
+    wait_for(lambda: output.with_suffix(".err").exists() or job.poll() is not None)
     return job
 
 

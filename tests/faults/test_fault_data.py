@@ -53,11 +53,10 @@ def nothing_there(root: Path) -> tuple[Path, list[str]]:
 @pytest.mark.parametrize(
     "spoil", [parent_given, child_given, no_val, other_classes, empty_class, one_class, nothing_there]
 )
-def test_t23_a_wrong_layout_is_refused_before_training(spoil, tmp_path, image_folder, cli, within):
+def test_t23_a_wrong_layout_is_refused_before_training(spoil, tmp_path, image_folder, cli):
     root, words = spoil(runs.copy(image_folder, tmp_path / "data" / "root"))
     run = tmp_path / "run"
-    with within(3):
-        message = cli(*runs.train(run, recipe=runs.folder_recipe(root))).refused()
+    message = cli(*runs.train(run, recipe=runs.folder_recipe(root))).refused()
     assert all(word in message for word in [str(root), *words]), message
     assert not (run / "checkpoints").exists()
     assert str(root) in cli("check-data", "folder", "--root", str(root)).refused()

@@ -15,6 +15,7 @@ import runs
 from outcomes import message_of
 from processes import become_nobody, command, limit_file_size, ranks
 from stopping import drive
+from watching import Watch
 
 SHORT = [*runs.SHORT, "run.checkpoint_steps=3"]
 TOO_SMALL = functools.partial(limit_file_size, 100_000)  # a checkpoint has 620 kB, every other file a few
@@ -41,10 +42,10 @@ def nothing_lost(run: Path, before: dict[str, str], stderr: str) -> None:
     assert runs.leftovers(run) == []
 
 
-def test_t12_no_space_for_a_checkpoint(tmp_path, stopped_run, within, figure):
+def test_t12_no_space_for_a_checkpoint(tmp_path, stopped_run, figure):
     run = runs.copy(stopped_run, tmp_path / "run")
     before = sums(run)
-    with command(runs.train(run, recipe=SHORT), tmp_path, prepare=TOO_SMALL) as job, within(5) as watch:
+    with command(runs.train(run, recipe=SHORT), tmp_path, prepare=TOO_SMALL) as job, Watch() as watch:
         assert job.wait() == 1
         nothing_lost(run, before, job.stderr)
     assert runs.state_of(run) == "failed"
@@ -55,10 +56,10 @@ def test_t12_no_space_for_a_checkpoint(tmp_path, stopped_run, within, figure):
     figure(seconds=watch.seconds)
 
 
-def test_t12_no_space_ends_all_processes(tmp_path, stopped_run, within, unused_port, figure):
+def test_t12_no_space_ends_all_processes(tmp_path, stopped_run, unused_port, figure):
     run = runs.copy(stopped_run, tmp_path / "run")
     before = sums(run)
-    with ranks(runs.train(run, recipe=SHORT), tmp_path, unused_port, prepare=TOO_SMALL) as jobs, within(5) as watch:
+    with ranks(runs.train(run, recipe=SHORT), tmp_path, unused_port, prepare=TOO_SMALL) as jobs, Watch() as watch:
         assert [job.wait() for job in jobs] == [1, 1]
         nothing_lost(run, before, jobs[0].stderr)
         assert "Traceback" not in jobs[1].stderr
@@ -77,9 +78,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_t12_full_disk(tmp_path, stopped_run, small_disk, within, figure):
+def test_t12_full_disk(tmp_path, stopped_run, small_disk, figure):
     run = small_disk / "run"
-    with command(runs.train(run, recipe=[*SHORT, "run.tensorboard=true"]), tmp_path) as job, within(5) as watch:
+    with command(runs.train(run, recipe=[*SHORT, "run.tensorboard=true"]), tmp_path) as job, Watch() as watch:
         assert job.wait() == 1
         before = sums(run)
         nothing_lost(run, before, job.stderr)
@@ -98,7 +99,7 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_t13_read_only_folder_is_refused_before_the_first_step(open_folder, tmp_path, stopped_run, within, figure):
+def test_t13_read_only_folder_is_refused_before_the_first_step(open_folder, tmp_path, stopped_run, figure):
     held = runs.copy(stopped_run, open_folder / "held")
     new = open_folder / "new"
     new.mkdir()
@@ -107,7 +108,7 @@ def test_t13_read_only_folder_is_refused_before_the_first_step(open_folder, tmp_
     slowest = 0.0
     for run in (held, new, new / "below"):
         arguments = runs.train(run, recipe=SHORT)
-        with command(arguments, tmp_path, prepare=become_nobody) as job, within(2) as watch:
+        with command(arguments, tmp_path, prepare=become_nobody) as job, Watch() as watch:
             assert job.wait() == 2, job.stderr
             message = message_of(job.stderr)
         assert message.startswith(f"cannot write {run}/run.lock: Permission denied")

@@ -13,7 +13,7 @@ import pytest
 import runs
 from counts import count
 from processes import command, under_fire
-from watching import wait_for
+from watching import Watch, wait_for
 
 from timestepper.engine.checkpoint import read
 from timestepper.engine.rundir import RECIPE, STATUS, TIMING
@@ -22,11 +22,9 @@ DEEP = ["smoke/digits", "model.name=cifar/resnet56", "data.batch_size=16", "run.
 
 
 @count("T1")
-def test_t1_t29_killed_at_random_times_ends_byte_equal(
-    times, tmp_path, folder_run, image_folder, chance, figure, within
-):
+def test_t1_t29_killed_at_random_times_ends_byte_equal(times, tmp_path, folder_run, image_folder, chance, figure):
     recipe = runs.folder_recipe(image_folder)
-    with within(10 + 4 * times) as watch:
+    with Watch() as watch:
         ended = under_fire(
             lambda run: command(runs.train(run, recipe=recipe), tmp_path),
             tmp_path,

@@ -11,13 +11,13 @@ from counts import count
 from outcomes import message_of
 from PIL import Image
 from processes import command, fresh_command
-from watching import children, kill, wait_for
+from watching import Watch, children, kill, wait_for
 
 from timestepper.data.decode import decode_rgb
 
 
 @count("T21")
-def test_t21_a_worker_killed(times, tmp_path, folder_run, image_folder, chance, within, figure):
+def test_t21_a_worker_killed(times, tmp_path, folder_run, image_folder, chance, figure):
     recipe, kills, ended, slowest = runs.folder_recipe(image_folder), 0, 0, 0.0
     while kills < times or not ended:
         run = tmp_path / f"run-{ended}"
@@ -27,7 +27,7 @@ def test_t21_a_worker_killed(times, tmp_path, folder_run, image_folder, chance, 
                 wait_for(lambda: "step" in job.stdout or runs.logged_steps(run), pause=0.001)  # noqa: B023
                 time.sleep(chance.uniform(0, 0.3))
                 workers = children(job.pid)
-            with within(5 if workers else 60) as watch:
+            with Watch() as watch:
                 for pid in workers[:1]:
                     kill(pid)
                 code = job.wait()
@@ -44,7 +44,7 @@ def test_t21_a_worker_killed(times, tmp_path, folder_run, image_folder, chance, 
     figure(kills=kills, runs=ended, seconds=slowest)
 
 
-def test_t21_shared_memory_full(tmp_path, image_folder, within, figure):
+def test_t21_shared_memory_full(tmp_path, image_folder, figure):
     small = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
     inside = ("unshare", "--mount", "sh", "-c", small, "sh")
     if os.geteuid() or subprocess.run([*inside, "true"], capture_output=True).returncode:
@@ -53,7 +53,7 @@ def test_t21_shared_memory_full(tmp_path, image_folder, within, figure):
     arguments = runs.train(run, "data.size=96", "data.resize=96", recipe=runs.folder_recipe(image_folder))
     with fresh_command(arguments, tmp_path, before=inside) as job:
         wait_for(lambda: runs.checkpoints(run) or job.poll() is not None)
-        with within(5) as watch:
+        with Watch() as watch:
             assert job.wait() == 1, job.stdout + job.stderr
         message = message_of(job.stderr)
     assert "bigger /dev/shm" in message

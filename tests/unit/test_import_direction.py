@@ -9,6 +9,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "timestepper"
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "terminal": set(),
     "files": set(),
     "torchrun": set(),
     "equations": set(),
@@ -23,9 +24,9 @@ ALLOWED: dict[str, set[str]] = {
     "inspection": {"api", "attached", "adapters", "call", "equations"},
     "saving": {"api", "attached", "files"},
     "stability": {"equations", "api", "adapters"},
-    "data": set(),
+    "data": {"files"},
     "engine": {"files", "fused", "torchrun"},
-    "bench": {"controllers", "fused", "adapters", "api", "inspection", "engine", "experiment"},
+    "bench": {"files", "controllers", "fused", "adapters", "api", "inspection", "engine", "experiment"},
     "experiment": {
         "equations",
         "controllers",
@@ -41,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "report": {"files"},
 }
-LEAVES = {"errors"}  # anyone may import these
+LEAVES = {"errors", "terminal"}  # anyone may import these
 FOREIGN = {"timm": {"adapters", "bench"}, "torchvision": {"adapters", "data"}}  # and who may import them
 
 

@@ -9,13 +9,14 @@ import contextlib
 import fcntl
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from timestepper.files import make_folder, open_own
+
 MARK = "TIMESTEPPER_BACKGROUND"
-_LOCK = Path(tempfile.gettempdir()) / "timestepper-clock.lock"
+_LOCK = Path(os.path.expanduser("~/.cache/timestepper/clock.lock"))  # where nobody else can put a link
 _DRAIN = 0.5  # seconds until what stopped processes had handed to the device is done
 
 
@@ -33,7 +34,8 @@ def background() -> list[int]:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Stop marked processes, wait for the turn of other benchmarks, and let everything go on at the end."""
-    with _LOCK.open("w") as lock:
+    make_folder(_LOCK.parent)
+    with open_own(_LOCK) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         stopped = background()
         try:

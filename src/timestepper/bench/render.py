@@ -3,12 +3,14 @@
 from rich.console import Console
 from rich.table import Table
 
+from timestepper import terminal
+
 _COLUMNS = ("variant", "train ms", "ratio", "x floor", "inference", "folded", "memory", "parameters", "first step")
 
 
 def table(result: dict, console: Console | None = None) -> None:
     """One table per mode; a ratio is the median over rounds, in brackets its quartiles."""
-    console = console or Console(width=150)
+    console = console or terminal.console(width=150)
     settings, floor, where = result["settings"], result["floor"], result["environment"]
     for mode, rows in result["modes"].items():
         title = f"{settings['model']}, batch {settings['batch']}, {settings['precision']}, {mode}, on {where['card']}"

@@ -7,13 +7,15 @@ One file per command, beside two helpers: ``gather`` for the commands that print
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 import timestepper
-from timestepper import torchrun
-from timestepper.errors import TimestepperError
+from timestepper import terminal, torchrun
+from timestepper.errors import TimestepperError, first_line, missing_package
+from timestepper.terminal import complain, tell
 
 app = typer.Typer(
     name="timestepper",
@@ -25,6 +27,8 @@ app = typer.Typer(
 _UsageError: Any = typer.BadParameter.__mro__[
     1
 ]  # click's own; typer brings click with it or imports it, version by version
+
+_WRITE_FILES = {"train", "sweep", "reproduce", "demo", "fold", "report"}  # what these print is beside the point
 
 # Each module holds a function of its own name, which is the command.
 COMMANDS = (
@@ -49,7 +53,7 @@ for _name in COMMANDS:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"timestepper {timestepper.__version__}")
+        tell(f"timestepper {timestepper.__version__}")
         raise typer.Exit
 
 
@@ -68,29 +72,38 @@ def main() -> None:
     torch's DistributedDataParallel keeps the threads of gloo alive for ever; when one of them is still busy while the
     interpreter ends, the process aborts after all its work was done (seen once in 17 runs).
     """
-    try:
-        _run()
-    except SystemExit as end:
-        if not torchrun.launched():
-            raise
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
-
-
-def _run() -> None:
-    """A user's mistake is one line on stderr, a traceback only with --debug."""
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"] or ["--help"]
+    with terminal.guarded() as out:
+        code = _run(arguments, debug)
+        out.flush()
+        if out.lost and not isinstance(out.lost, BrokenPipeError) and not code and arguments[0] not in _WRITE_FILES:
+            complain(f"what was to be printed is lost: {first_line(out.lost)}")
+            code = 1
+    if torchrun.launched():
+        os._exit(code)
+    sys.exit(code)
+
+
+def _run(arguments: Sequence[str], debug: bool) -> int:
+    """The exit code. An error is one line on stderr, a traceback only with --debug."""
     try:
         # Not standalone, the exit code that a command raises comes back as a value, and a wrong command line comes out.
-        sys.exit(app(arguments, prog_name="timestepper", standalone_mode=False) or 0)
+        return app(arguments, prog_name="timestepper", standalone_mode=False) or 0
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
     except _UsageError as error:
         where = error.ctx.command_path if error.ctx else "timestepper"
-        print(f"error: {error.format_message().rstrip('.')}; see {where} --help", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
-    except TimestepperError as error:
+        complain(f"{error.format_message().rstrip('.')}; see {where} --help")
+        return error.exit_code
+    except Exception as error:
         if debug:
             raise
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
+        if isinstance(error, TimestepperError):
+            complain(error)
+            return error.exit_code
+        advice = missing_package(error)
+        complain(advice or f"{type(error).__name__}: {first_line(error)}; --debug shows where it comes from")
+        return 2 if advice else 1

@@ -5,24 +5,26 @@ from typing import Annotated
 
 import typer
 
+from timestepper import terminal
+from timestepper.terminal import tell
+
 
 def check_data(
     name: Annotated[str, typer.Argument(help="digits, cifar10, cifar100, imagenet or folder")],
     root: Annotated[Path | None, typer.Option(help="folder of the data set; by default the usual places")] = None,
 ) -> None:
     """Open NAME, read every file of it and list the bad ones."""
-    from rich.console import Console
     from rich.progress import Progress
 
     from timestepper import data
     from timestepper.errors import DataError
 
-    console = Console(stderr=True)
+    console = terminal.console(stderr=True)
     with Progress(transient=True, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("files", total=None)
         bad = data.check(name, root, lambda done, total: bar.update(task, completed=done, total=total))
     for path, reason in bad:
-        print(f"{path}: {reason}")
+        tell(f"{path}: {reason}")
     if bad:
         raise DataError(f"{name}: {len(bad)} bad {'file' if len(bad) == 1 else 'files'}; replace or remove what is bad")
-    print(f"{name}: all files are good")
+    tell(f"{name}: all files are good")

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from timestepper.terminal import tell
+
 TOLERANCE = 1e-5
 
 
@@ -35,7 +37,7 @@ def demo(
     gather.show(tables_of(("demo",), records, {}, report.Computed(), records))
     _say_folding(records)
     report.write_page(records, {}, page, tables, "A network that learns its own time steps", problems=problems)
-    print(f"The page: {page.resolve()}")
+    tell(f"The page: {page.resolve()}")
     _check_folding(records)
 
 
@@ -57,7 +59,7 @@ def _say_folding(records) -> None:
         if "folded" in record.final:
             attached, folded = record.final["test"]["error"], record.final["folded"]["error"]
             difference = record.final["fold_difference"]
-            print(
+            tell(
                 f"seed {record.seed}: error {attached:.2%} attached, {folded:.2%} folded; "
                 f"largest difference of logits {difference}"
             )

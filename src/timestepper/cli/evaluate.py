@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from timestepper.terminal import tell
+
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="run directory")],
@@ -25,7 +27,7 @@ def evaluate(
     trained = finish.restore(run)
     figures = finish.evaluate(trained, build.runtime(trained.recipe, place, finish.note))
     if json:
-        print(json_format.dumps({"checkpoint": str(trained.path), **figures}, indent=2))
+        tell(json_format.dumps({"checkpoint": str(trained.path), **figures}, indent=2))
         return
-    print(f"checkpoint    {trained.path}, after {trained.state['epochs_done']} of {trained.recipe.run.epochs} epochs")
-    print("\n".join(finish.summary_lines(figures)))
+    tell(f"checkpoint    {trained.path}, after {trained.state['epochs_done']} of {trained.recipe.run.epochs} epochs")
+    tell("\n".join(finish.summary_lines(figures)))

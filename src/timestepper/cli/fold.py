@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from timestepper.terminal import tell
+
 
 def fold(
     run: Annotated[Path, typer.Argument(help="run directory")],
@@ -27,4 +29,4 @@ def fold(
         )
     prepare_file(output)  # not earlier: a run that cannot be folded leaves no folder behind
     saving.save_folded(trained.model, output)
-    print(f"{output}: plain {trained.recipe.model.name} of {trained.path}")
+    tell(f"{output}: plain {trained.recipe.model.name} of {trained.path}")

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from timestepper import terminal
 from timestepper.errors import RunDirectoryError, TimestepperError
 from timestepper.report import Computed, Pending, groups, names
 from timestepper.report.claims import Claim, Claims
 from timestepper.report.counts import wanted
 from timestepper.report.tables import Table
+from timestepper.terminal import tell
 
 if TYPE_CHECKING:
     from timestepper.experiment.reproduce import Step
@@ -131,16 +133,15 @@ def _unreadable(folder: Path) -> str:
 def warn(problems: Sequence[str]) -> None:
     """Say on stderr which files were left out."""
     for problem in problems:
-        print(f"warning: {problem}", file=sys.stderr)
+        tell(f"warning: {problem}", error=True)
 
 
 def show(tables: Iterable[Table]) -> None:
     """Print tables with their footnotes."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table as RichTable
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    console = terminal.console(highlight=False, width=None if sys.stdout.isatty() else 200)
     tones = {"good": "green", "bad": "red", "quiet": "dim"}
     for table in tables:
         shown = RichTable(title=table.caption, title_justify="left", box=box.SIMPLE, title_style="bold")

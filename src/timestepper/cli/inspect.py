@@ -4,6 +4,9 @@ from typing import Annotated
 
 import typer
 
+from timestepper import terminal
+from timestepper.terminal import tell
+
 
 def inspect(
     model: Annotated[str, typer.Argument(help="LIBRARY/MODEL: timm/resnet50, torchvision/resnet18, cifar/resnet56, …")],
@@ -23,10 +26,9 @@ def inspect(
     net = timestepper.attach(create_model(model, original_stride=original_stride), controller, reduction=reduction)
     found = timestepper.summary(net, (3, pixels, pixels))
     if json:
-        print(json_format.dumps({"name": model, **found.to_dict()}, indent=2))
+        tell(json_format.dumps({"name": model, **found.to_dict()}, indent=2))
         return
 
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"{model} with controller {found.controller}", title_justify="left")
@@ -38,7 +40,7 @@ def inspect(
             time = f"{stage.evolution_time:.3f}" if depth == len(stage.sites) - 1 else ""
             table.add_row(stage.name if depth == 0 else "", site, *sizes, f"{dt:.3f}", time)
         table.add_section()
-    console = Console()
+    console = terminal.console()
     console.print(table)
     millions = [n / 1e6 for n in (found.parameters_train, found.parameters_with_steps, found.parameters_folded)]
     console.print("parameters  {:.2f}M in training, {:.2f}M with step sizes kept, {:.2f}M folded".format(*millions))

@@ -5,22 +5,28 @@ from typing import Annotated
 
 import typer
 
+from timestepper import terminal
+
 
 def list(folder: Annotated[Path, typer.Argument(help="folder that holds run directories")] = Path("runs")) -> None:
     """Show state, step and test error of every run below FOLDER."""
-    from rich.console import Console
+    from rich.markup import escape
     from rich.table import Column, Table
 
-    from timestepper.engine.rundir import STATUS, read_status
+    from timestepper.engine.rundir import RECIPE, STATUS, read_status
     from timestepper.errors import RunDirectoryError
 
+    runs = sorted({path.parent for name in (STATUS, RECIPE) for path in folder.rglob(name)})
+    names = [terminal.printable(run.relative_to(folder)) for run in runs]
     others = (Column(name, no_wrap=True) for name in ("state", "step", "test error", "last sign of life"))
-    table = Table(Column("run", overflow="fold"), *others)  # a narrow terminal folds the names and cuts nothing off
-    for path in sorted(folder.rglob(STATUS)):
-        status = read_status(path.parent) or {"state": "unreadable"}
+    table = Table(Column("run", overflow="fold", min_width=min(12, max(map(len, names), default=0))), *others)
+    for run, name in zip(runs, names, strict=True):
+        status = read_status(run) or {"state": "unreadable" if (run / STATUS).exists() else "no status"}
         error = f"{status['test_error']:.2%}" if "test_error" in status else ""
         step = f"{status.get('step', '?')}/{status.get('steps', '?')}"
-        table.add_row(str(path.parent.relative_to(folder)), status["state"], step, error, status.get("time", ""))
+        table.add_row(*map(escape, (name, status["state"], step, error, status.get("time", ""))))
     if not table.row_count:
         raise RunDirectoryError(f"no runs below {folder}; timestepper train puts them into runs/")
-    Console().print(table)
+    console = terminal.console()
+    console.width = max(console.width, 80)  # a terminal that is narrower breaks the lines
+    console.print(table)

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from timestepper.terminal import tell
+
 
 def report(
     results: Annotated[Path | None, typer.Option(help="folder of records; by default results")] = None,
@@ -44,4 +46,4 @@ def report(
     gather.warn(problems + repeated(records) + none)  # the page finds the repeated ones itself
     computed, pending = gather.compute(found_claims), gather.pending(steps, found_claims)
     reports.write_page(records, found_claims, out, tables, title, problems=problems, computed=computed, pending=pending)
-    print(f"{len(records)} records from {results}: {out} and {tables}")
+    tell(f"{len(records)} records from {results}: {out} and {tables}")

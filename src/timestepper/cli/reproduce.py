@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from timestepper.terminal import tell
+
 if TYPE_CHECKING:
     from timestepper.experiment.reproduce import Step
     from timestepper.report.claims import Claims
@@ -87,7 +89,7 @@ def _print(tables: "list[Table]", as_json: bool) -> None:
     if as_json:
         import json
 
-        print(json.dumps([table.as_dict() for table in tables], indent=1, ensure_ascii=False))
+        tell(json.dumps([table.as_dict() for table in tables], indent=1, ensure_ascii=False))
     else:
         gather.show(tables)
 

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from timestepper.terminal import tell
+
 FIGURE_1 = "figure1"
 BATCH = 250  # images at a time in the robustness figures; changes no result
 TIMEOUT = 1800.0  # seconds that a process of torchrun waits for the others
@@ -83,7 +85,7 @@ def stability(
     if group.rank > 0:
         return
     if json:
-        print(json_format.dumps(_finite(found), indent=2))
+        tell(json_format.dumps(_finite(found), indent=2))
     else:
         show(found)
     if plot is not None:  # last: a file that cannot be written costs no figures
@@ -240,7 +242,7 @@ def _figure_1(plot: Path | None, json: bool) -> None:
     if plot is not None:
         plot_figure_1(plot, solutions)
     if json:
-        print(json_format.dumps(rows, indent=2))
+        tell(json_format.dumps(rows, indent=2))
         return
     for name, row in rows.items():
-        print(f"{name:18s} {row['steps']:4d} steps, {row['rejected']} rejected, largest error {row['error']:.3g}")
+        tell(f"{name:18s} {row['steps']:4d} steps, {row['rejected']} rejected, largest error {row['error']:.3g}")

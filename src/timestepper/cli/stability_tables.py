@@ -3,12 +3,13 @@
 import sys
 from typing import Any
 
+from timestepper import terminal
+
 
 def show(found: dict[str, Any]) -> None:
     """Print all that was found; in a pipe as wide as the tables are."""
-    from rich.console import Console
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console = terminal.console(highlight=False, width=None if sys.stdout.isatty() else 140)
     if "blocks" in found:
         console.print(block_table(found))
         _print_summary(console, found)

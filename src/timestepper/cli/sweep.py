@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from timestepper.terminal import tell
+
 if TYPE_CHECKING:
     from timestepper.experiment.sweep_plan import Entry
 
@@ -75,7 +77,7 @@ def sweep(
         parent = os.getppid() if share else None
         options = sweeping.Options(jobs, override, results, debug="--debug" in sys.argv, parent=parent)
         runs = sweeping.sweep(entries, signals, options, plain=share is not None)
-        print("\n".join(sweeping.summary_lines(runs)))
+        tell("\n".join(sweeping.summary_lines(runs)))
         raise typer.Exit(sweeping.exit_code(runs, signals.stop))
     finally:
         signals.restore()
@@ -105,5 +107,5 @@ def _without_record(entries: "list[Entry]", results: Path | None) -> list[int]:
     recorded = {identity(record.recipe) for record in records}
     left = [number for number, entry in enumerate(entries) if entry.identity not in recorded]
     if len(left) < len(entries):
-        print(f"{len(entries) - len(left)} of {len(entries)} runs have a record in {results} and are skipped")
+        tell(f"{len(entries) - len(left)} of {len(entries)} runs have a record in {results} and are skipped")
     return left

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from timestepper.terminal import tell
+
 
 def train(
     recipe: Annotated[
@@ -23,7 +25,7 @@ def train(
     from timestepper.experiment.start import start
 
     if fields:
-        print("\n".join(describe_fields()))
+        tell("\n".join(describe_fields()))
         return
     changes = [*(overrides or []), *([f"data.workers={workers}"] if workers is not None else [])]
     code = start(

@@ -5,9 +5,11 @@ from typing import Annotated
 
 import typer
 
+from timestepper.terminal import tell
+
 
 def verify(file: Annotated[Path, typer.Argument(help="safetensors file with its .sha256 beside it")]) -> None:
     """Compare FILE with the sha256 beside it."""
     from timestepper.saving import verify as check
 
-    print(f"{file}: sha256 {check(file)} is right")
+    tell(f"{file}: sha256 {check(file)} is right")

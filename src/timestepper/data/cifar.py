@@ -11,6 +11,7 @@ from timestepper.data.cifar_packed import PACKED, PackedCifar
 from timestepper.data.cifar_pickled import PICKLED, PickledCifar
 from timestepper.data.dataset import HOW_TO_GIVE_A_ROOT, ArrayImages, Dataset, content_sha256
 from timestepper.errors import DataError
+from timestepper.files import open_own
 
 Layout = PickledCifar | PackedCifar
 
@@ -78,7 +79,7 @@ def one_at_a_time(root: Path) -> Iterator[None]:
     """Every process of a job opens the data set, and several writing one archive would damage it."""
     try:
         root.mkdir(parents=True, exist_ok=True)
-        lock = open(root / ".download.lock", "w")  # noqa: SIM115
+        lock = open_own(root / ".download.lock")
     except OSError as error:
         raise DataError(f"{root}: cannot download into it ({error.strerror}); give another root") from error
     with lock:

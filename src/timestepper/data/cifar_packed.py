@@ -90,7 +90,7 @@ class PackedCifar:
 
 def decode_atlas(path: Path, data: bytes) -> np.ndarray:
     try:
-        atlas = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+        atlas = np.asarray(Image.open(io.BytesIO(data), formats=("WEBP", "PNG")).convert("RGB"))
         return atlas.reshape(100, 32, 100, 32, 3).transpose(0, 2, 1, 3, 4).reshape(PER_ATLAS, 32, 32, 3)
     except Exception as error:
         raise DataError(f"{path}: not an atlas of 100 x 100 images of 32 x 32 ({error}); copy it again") from error

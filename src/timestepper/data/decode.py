@@ -9,6 +9,9 @@ from PIL import Image, UnidentifiedImageError
 
 from timestepper.errors import DataError, first_line
 
+FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP", "GIF")
+"""Pillow knows many more, some of which start other programs; a file's name says nothing about its format."""
+
 ADVICE = "replace or remove it (`timestepper check-data` lists every such file)"
 
 
@@ -25,7 +28,7 @@ def bombs_refused() -> Iterator[None]:
 
 def decode_rgb(path: str) -> Image.Image:
     """Decode to the end, so that a file cut short is noticed, whatever is wrong with it raising as Pillow raises."""
-    with Image.open(path) as image:
+    with Image.open(path, formats=FORMATS) as image:
         if image.mode.startswith("I"):  # 16 bits per pixel: Pillow would clip to white what is above 255
             return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
         if image.mode == "F":

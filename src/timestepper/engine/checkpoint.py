@@ -3,19 +3,28 @@
 import io
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from timestepper.errors import CheckpointError, DivergedError
-from timestepper.files import remove_leftovers, write_atomic
+from timestepper.files import make_folder, remove_leftovers, write_atomic
+from timestepper.terminal import tell
 
 FORMAT = 1
 KEEP = 2
+_MARKS: dict[str, type] = {"format": int, "identity": dict, "step": int, "model": dict}  # of a checkpoint
+_RUN: dict[str, type] = {  # what a run goes on from
+    **dict.fromkeys(("epochs_done", "metrics_bytes", "world"), int),
+    **dict.fromkeys(("momentum", "interval", "epoch"), list),
+    "best": dict,
+    "recipe": str,
+}
+_TYPES = {**_MARKS, **_RUN, "observed": list}
 
 
 class Checkpoints:
@@ -26,7 +35,7 @@ class Checkpoints:
 
     def create(self) -> None:
         """Make the folder; remove what a killed process left half written."""
-        self.folder.mkdir(exist_ok=True)
+        make_folder(self.folder)
         remove_leftovers(self.folder)
 
     def paths(self) -> list[Path]:
@@ -46,7 +55,7 @@ class Checkpoints:
                 old.unlink(missing_ok=True)
         return path
 
-    def latest(self, say: Callable[[str], None] = print, set_aside: bool = False) -> tuple[Path, dict[str, Any]] | None:
+    def latest(self, say: Callable[[str], None] = tell, set_aside: bool = False) -> tuple[Path, dict[str, Any]] | None:
         """The newest sound checkpoint, or None where there never was one. Damaged newer ones are named.
 
         ``set_aside`` also renames them, so that they do not count among the two that are kept.
@@ -86,9 +95,24 @@ def read(path: Path) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CheckpointError(f"{path} is refused: it holds something else than tensors and plain values") from error
-    if not isinstance(state, dict) or not {"format", "identity", "step", "model"} <= state.keys():
+    if not isinstance(state, dict) or not state.keys() >= _MARKS.keys():
         raise CheckpointError(f"{path} is no checkpoint of timestepper")
+    for name in _TYPES.keys() & state.keys():
+        if not _sound(name, state[name]):
+            raise CheckpointError(f"{path} is no checkpoint of timestepper: its {name} is not what a run saves")
     return state
+
+
+def _sound(name: str, value: Any) -> bool:
+    """Whether a field holds what a run would have saved, as far as it can be told without the network."""
+    wanted: Any = _TYPES[name]
+    if type(value) is not wanted:
+        return False
+    if name in ("model", "momentum", "observed"):
+        return all(isinstance(tensor, Tensor) for tensor in (value.values() if name == "model" else value))
+    if name in ("interval", "epoch"):
+        return len(value) in (0, 3) and all(type(number) is float for number in value)
+    return type(value) is not int or value >= (name in ("format", "world"))
 
 
 def check(path: Path, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
@@ -102,6 +126,25 @@ def check(path: Path, state: Mapping[str, Any], identity: Mapping[str, Any]) -> 
             f"{path}: checkpoint is {_describe(state['identity'])}, you asked for {_describe(identity)}; "
             "use the matching recipe or another run directory"
         )
+    if missing := sorted(_RUN.keys() - state.keys()):
+        raise CheckpointError(f"{path} lacks {', '.join(missing)}; take another checkpoint or start the run again")
+
+
+def check_fit(where: object, state: Mapping[str, Any], model: nn.Module, momentum: Sequence[Tensor] | None) -> None:
+    """Refuse tensors that are not those of the network and (where given) of the optimiser, before any is loaded."""
+    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    found = {name: tensor.shape for name, tensor in state["model"].items()}
+    for name in sorted(wanted.keys() | found.keys(), key=str):
+        if wanted.get(name) != found.get(name):
+            there, here = (tuple(some[name]) if name in some else "missing" for some in (found, wanted))
+            raise CheckpointError(
+                f"{where}: {name} is {there} in the checkpoint and {here} in the network; use the recipe that it was "
+                "trained with, or start another run"
+            )
+    if momentum is not None and len(momentum) != len(state["momentum"]):
+        raise CheckpointError("optimiser.momentum cannot change from or to 0 within a run; start another run")
+    if momentum is not None and [one.shape for one in momentum] != [one.shape for one in state["momentum"]]:
+        raise CheckpointError(f"{where}: its momentum has other shapes than the weights; start another run")
 
 
 def _describe(identity: Mapping[str, Any]) -> str:

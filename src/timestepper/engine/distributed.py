@@ -84,7 +84,7 @@ def start(device: torch.device, timeout_seconds: float) -> Group:
     try:
         store = dist.TCPStore(
             os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
+            torchrun.port(),
             world,
             is_master=rank == 0 and not torchrun.agent_hosts_store(),
             timeout=timeout,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from timestepper.errors import first_line
+from timestepper.terminal import tell
 
 _WARMUP = 3
 
@@ -20,7 +21,7 @@ class Graphed:
     ask the host. Inputs of other shapes run as they are. Everything is ordered with the caller's current stream.
     """
 
-    def __init__(self, function: Callable[..., Tensor], say: Callable[[str], None] = print):
+    def __init__(self, function: Callable[..., Tensor], say: Callable[[str], None] = tell):
         self._function = function
         self._say = say
         self._calls = 0

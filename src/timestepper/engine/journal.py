@@ -24,8 +24,11 @@ class Journal:
     def interval(self, line: dict[str, Any]) -> None:
         """A line of metrics."""
 
-    def epoch(self, line: dict[str, Any], columns: Mapping[str, float], epochs: int) -> None:
+    def epoch(self, line: dict[str, Any]) -> None:
         """The line of an epoch's end."""
+
+    def show_epoch(self, line: dict[str, Any], columns: Mapping[str, float], epochs: int) -> None:
+        """Let a person know of it."""
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Write a checkpoint."""
@@ -138,13 +141,15 @@ class FolderJournal(Journal):
         if self._tensorboard is not None:
             self._tensorboard.write(line)
 
-    def epoch(self, line: dict[str, Any], columns: Mapping[str, float], epochs: int) -> None:
+    def epoch(self, line: dict[str, Any]) -> None:
         self.interval(line)
         self._note_time(line["step"])
+        self.status("running", line["step"])
+
+    def show_epoch(self, line: dict[str, Any], columns: Mapping[str, float], epochs: int) -> None:
         figures = {f"{part} {name}": line[part][name] for part in ("train", "test") for name in line.get(part, {})}
         shown = {name: value for name, value in figures.items() if name.endswith(("loss", " error"))}
         self.display.epoch(line["epoch"], epochs, shown, columns)
-        self.status("running", line["step"])
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         written = {**state, "recipe": self.recipe, "metrics_bytes": self._metrics.sync()}

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from timestepper.engine import optimiser as optimisers
+from timestepper.engine.checkpoint import check_fit
 from timestepper.engine.distributed import Group, wrap
 from timestepper.engine.evaluation import Batches, Evaluation
 from timestepper.engine.journal import Journal
@@ -24,7 +25,7 @@ from timestepper.engine.runtime import Runtime
 from timestepper.engine.schedule import Schedule
 from timestepper.engine.signals import Signals
 from timestepper.engine.step import Row, UpdateStep
-from timestepper.errors import CheckpointError, DivergedError
+from timestepper.errors import DivergedError
 
 _LAG = 16  # steps that the host may be ahead of the device
 
@@ -117,8 +118,7 @@ class Training:
         position = torch.zeros(2, dtype=torch.int64, device=self.runtime.device)
         momentum = optimisers.momentum_of(self.optimiser)
         if state is not None:
-            if len(momentum) != len(state["momentum"]):
-                raise CheckpointError("optimiser.momentum cannot change from or to 0 within a run; start another run")
+            check_fit(f"step {state['step']}", state, self.model, momentum)
             self.model.load_state_dict(state["model"])
             with torch.no_grad():
                 for buffer, saved in zip(momentum, state["momentum"], strict=True):
@@ -193,10 +193,13 @@ class Training:
                 self.best = {"error": line["test"]["error"], "epoch": epoch}
         observed = self.observe() if self.group.rank == 0 else Observation()
         line |= {"scalars": observed.scalars, "profiles": observed.profiles}
-        self.journal.epoch(line, observed.columns, self.schedule.epochs)
+        self.journal.epoch(line)
         self.epochs_done, self.whole_epoch = epoch, Sums()
         every, steps = self.plan.checkpoint_epochs, self.plan.checkpoint_steps
-        yield from self._answer(due=last or (every and epoch % every == 0) or (steps and self.step % steps == 0))
+        try:
+            yield from self._answer(due=last or (every and epoch % every == 0) or (steps and self.step % steps == 0))
+        finally:  # after the checkpoint: nobody may be reading
+            self.journal.show_epoch(line, observed.columns, self.schedule.epochs)
 
     def _evaluate(self, test: Batches) -> Generator[int, None, dict[str, float]]:
         with contextlib.closing(self._evaluation.steps(test)) as evaluation:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from timestepper.errors import CheckpointError
-from timestepper.files import explain
+from timestepper.files import explain, open_own
 
 
 class JsonLines:
@@ -20,8 +20,8 @@ class JsonLines:
     def __init__(self, path: Path, size: int = 0):
         self.path = path
         try:
-            self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (no second try of a failed write at exit)
-            present = self._file.tell()
+            self._file = open_own(path)  # without a buffer: no second try of a failed write at exit
+            present = self._file.seek(0, os.SEEK_END)
             if present < size:
                 raise CheckpointError(
                     f"{path} has {present} bytes, the checkpoint was saved at {size}: restore the file or start again "
@@ -51,13 +51,22 @@ class JsonLines:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file; one that a killed process left half written is passed over."""
-    if path.exists():
-        for line in path.read_text().splitlines():
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue
+    """The lines of a file; the last is passed over where it is not whole, as a killed process leaves it."""
+    if not path.exists():
+        return
+    lines = path.read_bytes().splitlines()
+    for number, text in enumerate(lines, 1):
+        try:
+            line = json.loads(text)
+            if not isinstance(line, dict) or type(line["step"]) is not int:
+                raise ValueError
+        except (ValueError, KeyError, RecursionError):
+            if number < len(lines):
+                raise CheckpointError(
+                    f"{path}, line {number} is damaged: restore the file or start again in another run directory"
+                ) from None
+        else:
+            yield line
 
 
 class Sums:

@@ -1,6 +1,5 @@
 """What a person sees while a run goes on: a live line in a terminal, one plain line per epoch elsewhere."""
 
-import sys
 import time
 from collections.abc import Iterable, Mapping
 
@@ -8,13 +7,16 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from timestepper import terminal
+from timestepper.terminal import tell
+
 
 class Display:
     """Shows a run. ``quiet`` shows nothing at all (every process but the first)."""
 
     def __init__(self, quiet: bool = False):
         self._quiet = quiet
-        self._console = Console(file=sys.stdout, highlight=False)
+        self._console = terminal.console(highlight=False)
         self._live: _Live | None = None
         self._extra = ""
         self._speed = _Speed()
@@ -59,7 +61,7 @@ class Display:
     def warn(self, line: str) -> None:
         """One line that must not be missed, on stderr."""
         if not self._quiet:
-            print(f"warning: {line}", file=sys.stderr)
+            tell(f"warning: {line}", error=True)
 
     def stop(self) -> None:
         """Leave the terminal as it was."""

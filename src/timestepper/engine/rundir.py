@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from timestepper.errors import RunDirectoryError
-from timestepper.files import explain, remove_leftovers, write_atomic
+from timestepper.files import explain, open_own, remove_leftovers, write_atomic
 
 LOCK, STATUS, RECIPE, METRICS, TIMING = "run.lock", "status.json", "recipe.toml", "metrics.jsonl", "timing.jsonl"
 CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"
 _OWN = {LOCK, STATUS, RECIPE, METRICS, TIMING, CHECKPOINTS, TENSORBOARD}
 # What JSON must give for the fields of a status that anybody computes with or prints, where they are there.
 _TYPES = {
-    **dict.fromkeys(("state", "host", "time"), (str,)),
+    **dict.fromkeys(("state", "host", "time", "process"), (str,)),
     **dict.fromkeys(("pid", "step", "steps"), (int,)),
     "test_error": (float, int),
 }
@@ -32,7 +32,7 @@ class RunDirectory:
         try:
             path.mkdir(parents=True, exist_ok=True)
             # A lock of this kind belongs to the process alone: loader workers that outlive a killed run do not hold it.
-            self._lock = open(path / LOCK, "a+")  # noqa: SIM115
+            self._lock = open_own(path / LOCK)
         except OSError as error:
             _remove(self._made[1:])  # the lock, if one is there now, is another's
             raise explain(error, path / LOCK) from error
@@ -42,11 +42,9 @@ class RunDirectory:
                 raise BlockingIOError  # a process that held it has just removed it, and may be followed by a third
         except OSError:
             self._lock.seek(0)
-            owner = self._lock.read().strip() or "another process"
+            owner = self._lock.read().decode(errors="replace").strip() or "another process"
             self._lock.close()
-            raise RunDirectoryError(
-                f"{path} is in use by {owner}; wait for it, stop it, or choose another --run-dir"
-            ) from None
+            raise in_use(path, owner) from None
         try:
             self._prepare()
         except BaseException:
@@ -56,15 +54,17 @@ class RunDirectory:
     def _prepare(self) -> None:
         names = (item.name for item in self.path.iterdir())
         strangers = sorted(name for name in names if name.removesuffix(".tmp") not in _OWN)
-        if strangers and not (self.path / STATUS).exists():
+        if strangers and not any((self.path / name).exists() for name in (STATUS, RECIPE)):
             raise RunDirectoryError(
                 f"{self.path} holds {', '.join(strangers[:3])}{' ...' if len(strangers) > 3 else ''} and no run; "
                 "choose an empty or new folder"
             )
+        status = read_status(self.path) or {}
+        if status.get("state") == "running" and status.get("pid") != os.getpid() and _is_it(status):
+            raise in_use(self.path, f"process {status['pid']}, although somebody has removed its {LOCK}")
         try:
             self._lock.truncate(0)
-            self._lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-            self._lock.flush()
+            self._lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
         except OSError as error:
             raise explain(error, self.path / LOCK, 100) from error
         remove_leftovers(self.path)
@@ -76,6 +76,7 @@ class RunDirectory:
     def status(self, state: str, **fields: Any) -> None:
         """Say where the run stands: running, interrupted, failed or finished."""
         content = {"state": state, "pid": os.getpid(), "host": socket.gethostname(), "time": _now(), **fields}
+        content["process"] = _birth(os.getpid())
         write_atomic(self.path / STATUS, (json.dumps(content, indent=2) + "\n").encode())
 
     def close(self) -> None:
@@ -91,8 +92,8 @@ class RunDirectory:
 
 def check_run(path: Path) -> None:
     """Refuse a folder that holds no run, or that is not there, and say where runs are found."""
-    if not (path / RECIPE).is_file():
-        reason = f"it has no {RECIPE}" if path.is_dir() else "there is no such folder"
+    if not os.path.isfile(path / RECIPE):  # of os, because that of a path raises at names that are too long
+        reason = f"it has no {RECIPE}" if os.path.isdir(path) else "there is no such folder"
         raise RunDirectoryError(f"{path} is no run directory: {reason}; timestepper list shows the runs")
 
 
@@ -106,7 +107,7 @@ def read_status(path: Path) -> dict[str, Any] | None:
         return None
     if any(type(status[name]) not in types for name, types in _TYPES.items() if name in status):
         return None
-    if status["state"] == "running" and is_here(status) and not _alive(status.get("pid", 0)):
+    if status["state"] == "running" and is_here(status) and not _alive(status):
         status["state"] = "killed"
     return status
 
@@ -123,14 +124,35 @@ def _remove(places: list[Path]) -> None:
             place.unlink() if place.name == LOCK else place.rmdir()
 
 
-def _alive(pid: int) -> bool:
+def in_use(path: Path, owner: str) -> RunDirectoryError:
+    return RunDirectoryError(f"{path} is in use by {owner}; wait for it, stop it, or choose another --run-dir")
+
+
+def _alive(status: dict[str, Any]) -> bool:
+    """Whether the process of a status lives, as far as can be told: its number may be another's by now."""
+    pid = status.get("pid", 0)
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):  # the latter for what is no process's number
         return False
     except PermissionError:
         pass
-    return True
+    return "process" not in status or status["process"] == _birth(pid)
+
+
+def _is_it(status: dict[str, Any]) -> bool:
+    """Whether the very process of a status lives, on this machine."""
+    return is_here(status) and bool(status.get("process")) and _alive(status)
+
+
+def _birth(pid: int) -> str:
+    """What no two processes of one number share, not even over a reboot; empty for a dead one, or without /proc."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        state, *others = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state in "ZX" else f"{boot} {others[18]}"  # a zombie is dead; nobody has taken note of it yet
 
 
 def _now() -> str:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from timestepper.engine.graph import Graphed
 from timestepper.errors import RecipeError, UnknownNameError, first_line
+from timestepper.terminal import tell
 
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("float32", "tf32", "bf16")
@@ -27,7 +28,7 @@ class Runtime:
     channels_last: bool = False
     deterministic: bool = False
     fast_convolutions: bool = False
-    say: Callable[[str], None] = print
+    say: Callable[[str], None] = tell
     _told: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def tell(self, line: str) -> None:

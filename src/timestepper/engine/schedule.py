@@ -42,7 +42,10 @@ class Schedule:
             return self.lr * (step + 1) / (math.floor(warmup) + 1)
         if self.law == "cosine":
             return self.lr * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1.0, self.steps - warmup)))
-        return self.lr / self.factor ** self._drops(step)
+        try:
+            return self.lr / self.factor ** self._drops(step)
+        except OverflowError:
+            return 0.0
 
     def _drops(self, step: int) -> int:
         if self.law == "constant":

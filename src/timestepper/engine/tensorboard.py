@@ -10,6 +10,7 @@ import numpy as np
 from timestepper.files import explain
 
 _PIXELS = 6  # edge of a heat map's cell
+_VIRIDIS = np.array([[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]], dtype=float)
 
 
 class TensorBoard:
@@ -20,7 +21,10 @@ class TensorBoard:
 
         shutil.rmtree(folder, ignore_errors=True)
         # purge_step tells a TensorBoard that is watching to forget what it read from the removed files.
-        self._writer = SummaryWriter(str(folder), purge_step=0)
+        try:
+            self._writer = SummaryWriter(str(folder), purge_step=0)
+        except OSError as error:
+            raise explain(error, folder, 100_000) from error
         self._folder = folder
         self._epochs = epochs
         self._profiles: dict[str, list[list[float]]] = {}
@@ -56,8 +60,7 @@ class TensorBoard:
 
 def heat_map(rows: list[list[float]]) -> np.ndarray:
     """Time from left to right, depth from top to bottom, colour from 0 to the largest value: an RGB image."""
-    from matplotlib import colormaps
-
     values = np.asarray(rows, dtype=float).T
-    colours = colormaps["viridis"](values / max(values.max(), 1e-12))[..., :3]
-    return (colours.repeat(_PIXELS, axis=0).repeat(_PIXELS, axis=1) * 255).astype(np.uint8)
+    shares = values / max(values.max(), 1e-12)
+    colours = np.stack([np.interp(shares, np.linspace(0, 1, len(_VIRIDIS)), channel) for channel in _VIRIDIS.T], -1)
+    return colours.repeat(_PIXELS, axis=0).repeat(_PIXELS, axis=1).astype(np.uint8)

@@ -1,6 +1,5 @@
 """The end of a run: final errors, the folded network beside the attached one, exported weights, summary."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 from timestepper.api import Attached, evolution_time, fold, step_sizes
-from timestepper.engine.checkpoint import Checkpoints, check
+from timestepper.engine.checkpoint import Checkpoints, check, check_fit
 from timestepper.engine.distributed import Group
 from timestepper.engine.evaluation import Evaluation
 from timestepper.engine.metrics import read_lines
@@ -22,6 +21,7 @@ from timestepper.experiment import build
 from timestepper.experiment.load import loads
 from timestepper.experiment.schema import Recipe
 from timestepper.inspection import descriptor_influence
+from timestepper.terminal import tell
 
 WEIGHTS = "weights.safetensors"
 
@@ -39,7 +39,7 @@ class Trained:
 
 def note(line: str) -> None:
     """A remark beside a command's output, which may be JSON: on stderr."""
-    print(line, file=sys.stderr)
+    tell(line, error=True)
 
 
 def restore(
@@ -61,6 +61,7 @@ def restore(
     images = _shape(path, state) if data is None else data.train
     check(path, state, build.identity(recipe, images))
     model = build.network(recipe, images)
+    check_fit(path, state, model, None)
     model.load_state_dict(state["model"])
     return Trained(recipe, model, state, data, path)
 
@@ -81,6 +82,8 @@ def recipe_of(run: Path) -> Recipe:
         return loads(path.read_text(), str(path))
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}; check its permissions") from None
+    except UnicodeDecodeError:
+        raise RunDirectoryError(f"{path} is damaged: it is no text; restore it") from None
 
 
 def evaluate(trained: Trained, runtime: Runtime, poll: Callable[[], None] = lambda: None) -> dict[str, Any]:

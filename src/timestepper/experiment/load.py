@@ -3,6 +3,7 @@
 import difflib
 import json
 import math
+import os
 import tomllib
 import types
 import typing
@@ -11,9 +12,10 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
-from timestepper.errors import RecipeError
+from timestepper.errors import RecipeError, first_line
 from timestepper.experiment.schema import Recipe
 
+_LARGEST = 2**63 - 1  # of whole numbers
 _PACKAGE = Path(__file__).resolve().parents[1]
 FOLDERS = (_PACKAGE.parents[1] / "recipes", _PACKAGE / "recipes")
 
@@ -31,8 +33,8 @@ def loads(text: str, source: str, overrides: Iterable[str] = ()) -> Recipe:
     """The recipe of a TOML text; ``source`` names it in errors."""
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"{source}: not valid TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, brackets in brackets
+        raise RecipeError(f"{source}: not valid TOML: {first_line(error)}") from None
     origins: dict[str, str] = {}
     for override in overrides:
         key, value = _parse_override(override)
@@ -40,23 +42,23 @@ def loads(text: str, source: str, overrides: Iterable[str] = ()) -> Recipe:
         if not isinstance(tables.setdefault(section, {}), dict):
             raise RecipeError(f"{source}: {section} must be a section, written [{section}]")
         tables[section][name] = value
-        origins[key] = f"override {override!r}"
+        origins[key] = f"override {_shown(override)}"
     return _recipe(tables, source, origins)
 
 
 def find(reference: str) -> Path:
     """The file that a reference means: a path, or the name of a shipped recipe."""
-    if Path(reference).is_file():
+    if os.path.isfile(reference):  # of os, because that of a path raises at names that are too long
         return Path(reference)
     for folder in FOLDERS:
         path = folder / f"{reference.removesuffix('.toml')}.toml"
-        if path.is_file():
+        if os.path.isfile(path):
             return path
     for folder in FOLDERS:
         for path in folder.rglob("*.toml"):
             if path.stem == reference and is_set(path):
                 raise _no_recipe(path)
-    raise RecipeError(f"no recipe {reference!r}: no such file, and the shipped ones are {', '.join(shipped())}")
+    raise RecipeError(f"no recipe {_shown(reference)}: no such file, and the shipped ones are {', '.join(shipped())}")
 
 
 def _no_recipe(path: Path) -> RecipeError:
@@ -82,7 +84,7 @@ def shipped() -> list[str]:
 
 def is_set(path: Path) -> bool:
     """Whether a file lists runs of recipes (``set = "fig4"``) and is no recipe itself."""
-    return lists_runs(path.read_text())
+    return lists_runs(_read(path))
 
 
 def lists_runs(text: str) -> bool:
@@ -166,28 +168,38 @@ def _value(value: Any, wanted: Any, f: Field, key: str, where: str) -> Any:
     kind = options[0]
     if typing.get_origin(kind) is tuple:
         if not isinstance(value, list):
-            raise RecipeError(f"{where}: {key} must be a list of numbers, not {value!r}")
+            raise RecipeError(f"{where}: {key} must be a list of numbers, not {_shown(value)}")
         return tuple(_scalar(item, float, f, key, where) for item in value)
     return _scalar(value, kind, f, key, where)
 
 
 def _scalar(value: Any, kind: type, f: Field, key: str, where: str) -> Any:
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) <= _LARGEST:
         value = float(value)
     if type(value) is not kind:
         names = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
-        raise RecipeError(f"{where}: {key} must be {names[kind]}, not {value!r}{_limits(f)}")
+        raise RecipeError(f"{where}: {key} must be {names[kind]}, not {_shown(value)}{_limits(f)}")
     low, above, high = f.metadata["least"], f.metadata["above"], f.metadata["most"]
     impossible = (
         (f.metadata["choices"] and value not in f.metadata["choices"])
         or (isinstance(value, float) and not math.isfinite(value))
+        or (isinstance(value, int) and abs(value) > _LARGEST)
         or (low is not None and value < low)
         or (above is not None and value <= above)
         or (high is not None and value > high)
     )
     if impossible:
-        raise RecipeError(f"{where}: {key} cannot be {value!r}{_limits(f)}")
+        raise RecipeError(f"{where}: {key} cannot be {_shown(value)}{_limits(f)}")
     return value
+
+
+def _shown(value: Any) -> str:
+    """A value as it was written, or the beginning of a long one."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return "something endless"
+    return text if len(text) <= 100 else f"{text[:100]}…"
 
 
 def _check_together(recipe: Recipe, source: str) -> None:
@@ -222,14 +234,14 @@ def _parse_override(override: str) -> tuple[str, Any]:
         names = [f"{section}.{f.name}" for section, settings in sections(Recipe()) for f, _ in settings]
         near = [name for name in names if name.endswith(f".{key}")]
         hint = f"; did you mean {near[0]}={text}?" if near else ", for example run.seed=1"
-        raise RecipeError(f"override {override!r} is not of the form section.key=value{hint}")
+        raise RecipeError(f"override {_shown(override)} is not of the form section.key=value{hint}")
     key = key.strip()
     wanted = _type_of(key)
     if text.lower() == "none" and wanted is not str:
         return key, None
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return key, text
     is_text = wanted in (str, str | None)
     return key, text if is_text and not isinstance(value, str) else value  # a folder may be called 2024

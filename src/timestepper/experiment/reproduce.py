@@ -2,7 +2,6 @@
 
 import json
 import signal
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from timestepper.errors import DataError, RecordError, TimestepperError
 from timestepper.experiment import record
 from timestepper.experiment.sets import Wanted, identity
 from timestepper.experiment.sweep_plan import Entry, by_the_clock
+from timestepper.terminal import complain, tell
 
 if TYPE_CHECKING:
     from timestepper.experiment.sweep import Shared
@@ -95,7 +95,7 @@ class _Trouble:
     data: set[str] = field(default_factory=set)
 
     def tell(self, step: Step, error: TimestepperError | str) -> None:
-        print(f"error: {step.run}: {error}", file=sys.stderr)
+        complain(f"{step.run}: {error}")
         self.runs.add(step.run)
         if isinstance(error, DataError):
             self.data.add(step.wanted.recipe.data.name)
@@ -125,7 +125,7 @@ def bring_to_end(
             continue
         trained = step.state in _TO_TRAIN and (step.run / record.RECORD).exists()  # just now, beside others
         state = FINISHED if trained else f"{step.state} {step.progress}".rstrip()
-        print(f"[{number}/{len(steps)}] {step.run.name}: {state}", flush=True)
+        tell(f"[{number}/{len(steps)}] {step.run.name}: {state}")
         try:
             code = _finish(step, results)
         except TimestepperError as error:
@@ -150,7 +150,7 @@ def _train_together(
         shared = sweeping.Shared()
         ready = {step.run: step for step in missing if _has_data(step, shared, trouble)}
         if ready:
-            print(f"training {len(ready)} runs, {jobs} at a time", flush=True)
+            tell(f"training {len(ready)} runs, {jobs} at a time")
             entries = [_entry(step, checkpoint_seconds) for step in ready.values()]
             for run in sweeping.sweep(entries, signals, sweeping.Options(jobs, debug=debug), shared=shared):
                 if run.outcome == "failed":
@@ -159,7 +159,7 @@ def _train_together(
         signals.restore()
     if signals.stop:
         name = signal.Signals(signals.stop).name
-        print(f"stopped by {name}; all runs are saved, and the same command goes on from there", file=sys.stderr)
+        tell(f"stopped by {name}; all runs are saved, and the same command goes on from there", error=True)
     return signals.stop
 
 
@@ -191,10 +191,10 @@ def _finish(step: Step, results: Path) -> int:
     from timestepper.experiment.start import start
 
     if step.state == UNMEASURED:
-        print(
+        tell(
             f"its record lacks {step.progress}, and {step.run}, which has the weights, is gone; "
             "remove the record to train it again",
-            file=sys.stderr,
+            error=True,
         )
         return 0
     if step.state == OCCUPIED:
@@ -211,9 +211,9 @@ def _finish(step: Step, results: Path) -> int:
 
         complete(step.run, results, step.wanted.measures)
     except KeyboardInterrupt:
-        print(
+        tell(
             f"stopped while measuring; {step.run} is finished and saved, and the same command goes on with measuring",
-            file=sys.stderr,
+            error=True,
         )
         return 128 + signal.SIGINT
     return 0

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from timestepper import saving, torchrun
 from timestepper.engine import distributed
+from timestepper.engine.checkpoint import check_fit
 from timestepper.engine.distributed import Group
 from timestepper.engine.journal import FolderJournal, Journal
 from timestepper.engine.loop import Interrupted, Training
+from timestepper.engine.optimiser import momentum_of
 from timestepper.engine.progress import Display
 from timestepper.engine.rundir import RunDirectory
 from timestepper.engine.runtime import choose_device
@@ -89,18 +92,19 @@ class Session:
         batches = build.train_loader(recipe, images, *parts)
         schedule = build.schedule(recipe, batches.steps)
         model = self.runtime.place(build.network(recipe, images, recipe.runtime.sync_bn and self.group.active))
+        optimiser = build.optimiser(recipe, model)
         memory: list[torch.Tensor] = []
         observe = build.observe(recipe, model, batches.input_shape, memory)
         state: dict[str, Any] | None = None
 
         def open_folder() -> None:
             nonlocal state
-            state = self._open_folder(schedule, batches.samples)
+            state = self._open_folder(schedule, batches.samples, model, optimiser)
 
         self.group.agree(open_folder)
         self._training = Training(
             model,
-            build.optimiser(recipe, model),
+            optimiser,
             schedule,
             batches,
             build.test_loader(recipe, self.data.test, *parts),
@@ -117,7 +121,9 @@ class Session:
             self.display.columns(build.step_columns(recipe, model))
         return self._training
 
-    def _open_folder(self, schedule: Schedule, samples: int) -> dict[str, Any] | None:
+    def _open_folder(
+        self, schedule: Schedule, samples: int, model: nn.Module, optimiser: torch.optim.Optimizer
+    ) -> dict[str, Any] | None:
         """The state to go on from; status.json says "running" only once nothing was refused."""
         assert self.request.folder is not None
         journal = FolderJournal(
@@ -142,6 +148,7 @@ class Session:
                 where=str(self.request.folder.path),
                 say=self.display.say,
             )
+            check_fit(self.request.folder.path, state, model, momentum_of(optimiser))
             if state["step"] != earlier_step:
                 state = journal.recount(state, earlier_step)
             self.display.say(f"going on at step {state['step']} of {schedule.steps} in {self.request.folder.path}")

@@ -66,7 +66,9 @@ class Data:
     test_batch_size: int = setting(500, "Images per evaluated batch, over all processes together.", least=1, free=True)
     size: int = setting(224, "Edge of the square input of image folders, in pixels.", least=8)
     resize: int | None = setting(None, "Shorter side before the centre crop of image folders.", least=8)
-    workers: int = setting(0, "Processes that decode image files; images in memory need none.", least=0, free=True)
+    workers: int = setting(
+        0, "Processes that decode image files; none are needed in memory.", least=0, most=1024, free=True
+    )
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Run:
     """The course of the run."""
 
     seed: int = setting(0, "Seed of everything random.", least=0, most=2**63 - 1)
-    epochs: int = setting(10, "Passes over the training images.", least=1)
+    epochs: int = setting(10, "Passes over the training images.", least=1, most=10**6)
     log_steps: int = setting(50, "Updates per line of metrics.jsonl.", least=1)
     evaluate_epochs: int = setting(1, "Epochs between evaluations; the last epoch is always evaluated.", least=1)
     checkpoint_steps: int = setting(0, "Updates between checkpoints; 0: not by updates.", least=0, free=True)

@@ -2,13 +2,14 @@
 
 import itertools
 import json
+import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from timestepper.errors import RecipeError, UnknownNameError
+from timestepper.errors import RecipeError, UnknownNameError, first_line
 from timestepper.experiment import record
 from timestepper.experiment.load import FOLDERS, as_dict, is_set, load, sections
 from timestepper.experiment.schema import Recipe
@@ -62,7 +63,7 @@ def open_sets(name: str, *, short: bool = False, overrides: tuple[str, ...] = ()
         paths = [path for path in known.values() if name == "everything" or path.parent.name == "paper"]
     elif name in known:
         paths = [known[name]]
-    elif Path(name).is_file():
+    elif os.path.isfile(name):
         paths = [Path(name)]
     else:
         raise UnknownNameError(f"unknown set {name!r}; known are {', '.join([*known, 'all', 'everything'])}")
@@ -125,8 +126,8 @@ def _length(base: str, overrides: list[str]) -> int:
 def _read(path: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise RecipeError(f"{path}: not readable as TOML: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise RecipeError(f"{path}: not readable as TOML: {first_line(error)}") from None
     _check(table, _SET_KEYS, str(path), required=("set", "title"))
     for measure in table.get("measure", ()):
         if measure not in MEASURES:

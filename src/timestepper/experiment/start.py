@@ -1,7 +1,6 @@
 """The first second of a run, before torch is imported: signals, lock, and whether there is anything left to do."""
 
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from timestepper.experiment import record
 from timestepper.experiment.load import differences, loads
 from timestepper.experiment.schema import Recipe
 from timestepper.files import make_folder
+from timestepper.terminal import tell
 
 
 def start(recipe: Recipe, *, name: str, run_dir: Path | None, results: Path | None = None, **options: Any) -> int:
@@ -27,7 +27,7 @@ def start(recipe: Recipe, *, name: str, run_dir: Path | None, results: Path | No
         if is_finished(recipe, path):
             if results is not None:
                 record.publish(path, results)
-            print(f"{path} is finished; nothing to do (timestepper evaluate {path} shows its errors)")
+            tell(f"{path} is finished; nothing to do (timestepper evaluate {path} shows its errors)")
             return 0
         if torchrun.rank() == 0:
             folder = RunDirectory(path)
@@ -47,14 +47,14 @@ def _run(recipe: Recipe, name: str, folder: RunDirectory | None, signals: Signal
         figures = train(Request(recipe, name, folder, signals, **options))
     except Interrupted as stop:
         if folder is not None:
-            print(
+            tell(
                 f"stopped by {signal.Signals(stop.signal).name} at step {stop.step}, which is saved in {folder.path}; "
                 "the same command goes on from there",
-                file=sys.stderr,
+                error=True,
             )
         return 128 + stop.signal
     if folder is not None:
-        print("\n".join([*summary_lines(figures), f"run           {folder.path}"]))
+        tell("\n".join([*summary_lines(figures), f"run           {folder.path}"]))
     return 0
 
 
@@ -64,7 +64,7 @@ def is_finished(recipe: Recipe, path: Path) -> bool:
         return False
     try:
         return not differences(loads((path / RECIPE).read_text(), str(path / RECIPE)), recipe)
-    except (OSError, TimestepperError):
+    except (OSError, UnicodeDecodeError, TimestepperError):
         return False
 
 

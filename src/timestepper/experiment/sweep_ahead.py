@@ -20,6 +20,7 @@ from pathlib import Path
 
 from timestepper.experiment.load import as_dict, dump, loads
 from timestepper.experiment.schema import Recipe
+from timestepper.terminal import tell
 
 LONGEST = 900.0  # seconds for one kind
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -38,7 +39,7 @@ def kind_of(recipe: Recipe) -> str:
 class Ahead:
     """Compiles the kind of every recipe but the first one's, which the sweep begins with at once."""
 
-    def __init__(self, recipes: Iterable[Recipe], say: Callable[[str], None] = print):
+    def __init__(self, recipes: Iterable[Recipe], say: Callable[[str], None] = tell):
         kinds: dict[str, Recipe] = {}
         for recipe in recipes:
             if recipe.runtime.compile:

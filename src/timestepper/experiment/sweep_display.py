@@ -1,14 +1,15 @@
 """What a person sees of a sweep: a live table in a terminal, one plain line per epoch and run elsewhere."""
 
-import sys
 import time
 from collections.abc import Mapping
 
-from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
+from timestepper import terminal
 from timestepper.engine.progress import Display
+from timestepper.terminal import tell
 
 
 class RunDisplay(Display):
@@ -40,7 +41,7 @@ class RunDisplay(Display):
         self._board.say(f"{self.label}: {line}")
 
     def warn(self, line: str) -> None:
-        print(f"warning: {self.label}: {line}", file=sys.stderr)
+        tell(f"warning: {self.label}: {line}", error=True)
 
     def stop(self) -> None:
         """The row stays."""
@@ -72,7 +73,7 @@ class Board:
     """All rows. Use as a context."""
 
     def __init__(self, plain: bool = False):
-        self._console = Console(file=sys.stdout, soft_wrap=True, highlight=False)
+        self._console = terminal.console(soft_wrap=True, highlight=False)
         self.live = self._console.is_terminal and not plain
         self._rows: list[RunDisplay] = []
         self._live = Live(get_renderable=self._table, console=self._console, refresh_per_second=2)
@@ -98,5 +99,5 @@ class Board:
     def _table(self) -> Table:
         table = Table(*COLUMNS)
         for row in self._rows:
-            table.add_row(*row.row())
+            table.add_row(*map(escape, row.row()))
         return table

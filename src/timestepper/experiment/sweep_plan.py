@@ -1,6 +1,7 @@
 """The runs of a sweep: recipes, or whole sets of runs, with every combination of values and every seed."""
 
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -80,7 +81,7 @@ def _of_recipe(reference: str, choices: list[list[str]], seeds: Sequence[int]) -
 
 
 def _is_set(reference: str) -> bool:
-    return reference in sets.names() or (Path(reference).is_file() and is_set(Path(reference)))
+    return reference in sets.names() or (os.path.isfile(reference) and is_set(Path(reference)))
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from timestepper.engine.signals import Signals
+from timestepper.terminal import complain
 
 
 def default_processes(on_gpu: bool) -> int:
@@ -45,7 +46,7 @@ def spread(arguments: Sequence[str], parts: Sequence[Sequence[int]], signals: Si
     for index, code in enumerate(codes):
         if code < 0:
             name = signal.Signals(-code).name
-            print(f"error: process {index} of the sweep was ended by {name}; run it again to go on", file=sys.stderr)
+            complain(f"process {index} of the sweep was ended by {name}; run it again to go on")
     return max(code if code >= 0 else 1 for code in codes)
 
 

@@ -14,7 +14,7 @@ from timestepper.report.names import data_name, model_name
 from timestepper.report.records import Record
 from timestepper.report.results import Pending
 from timestepper.report.summary import summarise
-from timestepper.report.tables import Table
+from timestepper.report.tables import Table, inline
 
 _FOLDER = Path(__file__).parent
 
@@ -208,12 +208,12 @@ def _together(panels: Sequence[figures.Panel]) -> list[tuple[str, list[figures.P
 
 
 def _markdown(title: str, summary: Sequence[str], sections: Sequence[Section], problems: Sequence[str]) -> str:
-    lines = [f"# {title}", "", *(f"{line}\n" for line in summary)]
+    lines = [f"# {inline(title)}", "", *(f"{inline(line)}\n" for line in summary)]
     if problems:
-        lines += ["## Files that could not be used", "", *(f"- {problem}" for problem in problems), ""]
+        lines += ["## Files that could not be used", "", *(f"- {inline(problem)}" for problem in problems), ""]
     for section in sections:
         if section.tables or section.note:
-            lines += [f"## {section.title}", ""]
-            lines += [f"{section.note}\n"] if section.note else []
+            lines += [f"## {inline(section.title)}", ""]
+            lines += [f"{inline(section.note)}\n"] if section.note else []
             lines += [table.markdown() for table in section.tables]
     return "\n".join(lines).rstrip() + "\n"

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from timestepper.terminal import printable
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -41,11 +43,11 @@ class Table:
 
     def markdown(self) -> str:
         """A Markdown table with its caption and footnotes."""
-        lines = [f"**{self.caption}**", "", _line(self.columns)]
+        lines = [f"**{inline(self.caption)}**", "", _line(self.columns)]
         lines.append("| " + " | ".join(["---"] + ["---:"] * (len(self.columns) - 1)) + " |")
         lines += [_line(str(cell) for cell in row) for row in self.rows]
         if self.notes:
-            lines += ["", *(f"[{number}] {note}\n" for number, note in enumerate(self.notes, 1))]
+            lines += ["", *(f"[{number}] {inline(note)}\n" for number, note in enumerate(self.notes, 1))]
         return "\n".join(lines).rstrip() + "\n"
 
     def as_dict(self) -> dict:
@@ -72,4 +74,10 @@ class Footnotes:
 
 
 def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(inline(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def inline(text: str) -> str:
+    """The text as Markdown shows it, whatever is in it: no HTML, no link, no line of its own."""
+    text = " ".join(printable(text).splitlines())
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("](", "]\\(")

@@ -12,7 +12,7 @@ import pytest
 from timestepper.bench import quiet
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def state(process):
 
 
 def becomes(process, wanted):
-    end = time.monotonic() + 10
+    end = time.monotonic() + 300
     while state(process) != wanted and time.monotonic() < end:
         time.sleep(0.01)
     return state(process) == wanted

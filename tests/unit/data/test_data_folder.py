@@ -286,3 +286,11 @@ def test_a_huge_header_costs_no_memory(root):
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["DecompressionBombWarning", "True"]
+
+
+def test_a_file_of_a_format_that_starts_other_programs_is_no_image(root):
+    """Pillow would hand it to Ghostscript, whatever its name is."""
+    path = root / "train" / "0" / "eps.png"
+    Image.new("RGB", (8, 8)).save(path, "EPS")
+    assert Image.open(path).format == "EPS"
+    assert check("folder", root) == [(str(path), "not an image of a known format")]

@@ -15,8 +15,10 @@ import torch
 from digit_folder import write_digit_folder
 from PIL import Image
 from torchvision.transforms import v2
+from watching import alive, wait_for
 
 from timestepper.data import Augment, loader, open_dataset
+from timestepper.data import workers as worker_processes
 from timestepper.data.order import epoch_order, mix
 from timestepper.data.workers import start_worker
 from timestepper.errors import DataError, LoaderError
@@ -206,10 +208,8 @@ def test_a_bad_file_ends_the_workers(tmp_path):
 
 def test_a_killed_worker_is_told_with_advice(folder):
     steps, workers = running(folder.train)
-    started = time.monotonic()
     with pytest.raises(LoaderError, match=r"worker failed \(.*\); memory or shared memory .*fewer workers") as caught:
         kill_and_go_on(workers[0], steps)
-    assert time.monotonic() - started < 5
     assert "\n" not in str(caught.value)
     assert not any(worker.is_alive() for worker in workers), "though the error still refers to the loader"
     assert caught.value.exit_code == 1
@@ -220,17 +220,22 @@ def kill_and_go_on(worker, steps):
     list(steps)
 
 
-def test_a_worker_killed_while_its_batch_is_awaited_is_told_at_once(tmp_path):
+def test_a_worker_killed_while_its_batch_is_awaited_is_told(tmp_path):
     """The first file is a pipe that nobody writes to, so the worker hangs until it is killed."""
     images = open_dataset("folder", write_digit_folder(tmp_path / "digits", per_class=2), size=16).train
     os.unlink(images.paths[0])
     os.mkfifo(images.paths[0])
-    killer = threading.Timer(0.5, lambda: [child.kill() for child in multiprocessing.active_children()])
+
+    def kill_the_worker():
+        with open(images.paths[0], "wb"):  # opens as soon as the worker has opened it
+            wait_for(lambda: worker_processes.waiting)
+            for child in multiprocessing.active_children():
+                child.kill()
+
+    killer = threading.Thread(target=kill_the_worker)
     killer.start()
-    started = time.monotonic()
-    with pytest.raises(LoaderError, match=r"exited unexpectedly|killed by signal"):
+    with pytest.raises(LoaderError, match=r"exited unexpectedly|killed by signal|exit code -9"):
         batches(images, training=False, workers=1)
-    assert 0.4 < time.monotonic() - started < 4
     killer.join()
 
 
@@ -238,9 +243,9 @@ def test_a_worker_killed_between_two_batches_disturbs_nothing_until_the_next(fol
     """Not in the middle of, say, saving: torch alone would raise in any line, at every child that ends."""
     steps, workers = running(folder.train)
     os.kill(workers[0].pid, signal.SIGKILL)
+    os.waitid(os.P_PID, workers[0].pid, os.WEXITED | os.WNOWAIT)
     for _ in range(3):
         subprocess.run(["true"], check=True)
-        time.sleep(0.1)
     with pytest.raises(LoaderError, match=f"process {workers[0].pid} ended with exit code -9"):
         next(steps)
 
@@ -274,21 +279,18 @@ def trainer(folder):
 def test_workers_do_not_hold_up_a_trainer_that_leaves(trainer):
     """It leaves with an epoch half done and its generator still referred to."""
     process, workers = trainer(lambda: sys.exit(3))
-    process.join(timeout=15)
+    process.join(timeout=120)
     assert process.exitcode == 3
     assert len(workers) == 2
-    assert not any(is_running(pid) for pid in workers)
+    assert not any(map(alive, workers))
 
 
 def test_workers_leave_soon_after_a_killed_trainer(trainer):
-    process, workers = trainer(lambda: time.sleep(60))
+    process, workers = trainer(lambda: time.sleep(600))
     process.kill()
     process.join()
-    deadline = time.monotonic() + 4
-    while any(is_running(pid) for pid in workers) and time.monotonic() < deadline:
-        time.sleep(0.05)
     assert len(workers) == 2
-    assert not any(is_running(pid) for pid in workers)
+    wait_for(lambda: not any(map(alive, workers)))
 
 
 def test_a_worker_whose_trainer_is_dead_before_it_begins_leaves():
@@ -297,24 +299,15 @@ def test_a_worker_whose_trainer_is_dead_before_it_begins_leaves():
 
     def work():
         start_worker(dead.pid, 0)
-        time.sleep(60)
+        time.sleep(600)
 
     worker = multiprocessing.get_context("fork").Process(target=work)
     worker.start()
-    worker.join(timeout=10)
+    worker.join(timeout=120)
     left = worker.exitcode
     worker.kill()
     worker.join()
     assert left == 0
-
-
-def is_running(pid):
-    """A dead orphan may stay a zombie where nothing reaps it."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def can_mount():
@@ -341,6 +334,6 @@ def test_a_full_shared_memory_is_told_with_advice(root):
         pytest.skip("may not mount a small /dev/shm here")
     small = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
     command = ["unshare", "--mount", "sh", "-c", small, "sh", sys.executable, "-c", PROGRAM, str(root)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout.startswith("LoaderError a data loader worker failed ("), done.stderr
     assert "a bigger /dev/shm" in done.stdout

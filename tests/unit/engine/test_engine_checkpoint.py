@@ -1,19 +1,15 @@
-import errno
 import os
 import pickle
 import random
-import re
 import resource
 import zipfile
-from pathlib import Path
 
 import pytest
 import torch
 
 from timestepper.engine import checkpoint
 from timestepper.engine.checkpoint import Checkpoints, read
-from timestepper.errors import CheckpointError, DiskFullError, DivergedError, RunDirectoryError
-from timestepper.files import explain, make_folder, prepare_file, remove_leftovers, write_atomic
+from timestepper.errors import CheckpointError, DiskFullError, DivergedError
 
 IDENTITY = {"model": "tiny", "classes": 10, "controller": "lstm"}
 
@@ -30,6 +26,8 @@ def state(value=1.0):
         "model": {"weight": torch.full((50, 7), value), "count": torch.tensor(3)},
         "best": {"error": 0.5},
         "note": None,
+        **{"momentum": [], "epochs_done": 1, "interval": [], "epoch": [0.0, 0.0, 0.0], "world": 1},
+        **{"recipe": "", "metrics_bytes": 0},
     }
 
 
@@ -154,6 +152,52 @@ def test_a_zip_that_is_no_checkpoint(store):
 
 
 @pytest.mark.parametrize(
+    "wrong",
+    [
+        {"format": "1"},
+        {"format": 0},
+        {"identity": []},
+        {"step": -5},
+        {"step": 1.0},
+        {"step": True},
+        {"model": [1]},
+        {"model": {"weight": 1}},
+        {"momentum": [None]},
+        {"interval": [1.0]},
+        {"epoch": ["a", "b", "c"]},
+        {"world": 0},
+        {"recipe": 3},
+    ],
+)
+def test_a_sound_file_with_a_wrong_field_is_named(store, wrong):
+    path = store.folder / "step-00000048.pt"
+    torch.save({"format": 1, "identity": IDENTITY, "step": 48, **state(), **wrong}, path)
+    with pytest.raises(CheckpointError, match=rf"step-00000048\.pt is no checkpoint .*its {next(iter(wrong))} is not"):
+        read(path)
+
+
+@pytest.mark.parametrize("name", ["momentum", "epochs_done", "interval", "epoch", "best", "world", "recipe"])
+def test_a_missing_field_is_named(store, name):
+    path = store.save(48, {key: value for key, value in state().items() if key != name}, IDENTITY)
+    with pytest.raises(CheckpointError, match=rf"step-00000048\.pt lacks {name}"):
+        checkpoint.check(path, read(path), IDENTITY)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "told"),
+    [
+        ({"weight": torch.zeros(2, 3)}, r"bias is missing in the checkpoint and \(2,\) in the network;"),
+        ({"weight": torch.zeros(3, 2), "bias": torch.ones(2)}, r"weight is \(3, 2\) in the checkpoint and \(2, 3\)"),
+        ({"weight": torch.zeros(2, 3), "bias": torch.ones(2), "more": torch.ones(1)}, "more is .*missing in the net"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(tensors, told):
+    model = torch.nn.Linear(3, 2)
+    with pytest.raises(CheckpointError, match=told):
+        checkpoint.check_fit("x.pt", {"model": tensors}, model, None)
+
+
+@pytest.mark.parametrize(
     ("changed", "text"),
     [
         ({"model": "other"}, "checkpoint is model tiny, classes 10, controller lstm, you asked for model other"),
@@ -197,93 +241,3 @@ def test_a_full_disk_names_path_and_need_and_keeps_the_old_file(store):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [path.name for path in store.folder.iterdir()] == [old.name]
     assert old.read_bytes() == before
-
-
-def test_too_little_free_space_is_noticed_before_writing(tmp_path, monkeypatch):
-    usage = type("usage", (), {"free": 10})
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
-    with pytest.raises(DiskFullError, match=r"need 0\.1 MB"):
-        write_atomic(tmp_path / "file", bytes(100_000))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_unwritable_place_is_named(tmp_path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder.tmp").mkdir()  # in the way of the temporary file
-    with pytest.raises(RunDirectoryError, match=r"cannot write .*folder"):
-        write_atomic(tmp_path / "folder", b"x")
-
-
-def test_a_write_that_fails_half_way_leaves_the_old_file(tmp_path):
-    path = tmp_path / "file"
-    write_atomic(path, b"old")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    try:
-        with pytest.raises(DiskFullError):
-            write_atomic(path, bytes(100_000))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_the_old_file_stays_until_the_new_one_takes_its_name(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    write_atomic(path, b"old")
-
-    def fail(*_):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(RunDirectoryError, match=r"cannot write .*file: Input/output error"):
-        write_atomic(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_a_full_disk_a_spent_quota_and_a_limit_on_files_are_one_error(tmp_path, number):
-    error = explain(OSError(number, "no room"), tmp_path / "file", 2_500_000)
-    assert isinstance(error, DiskFullError)
-    assert re.match(r"No space left for .*/file: need 2\.5 MB, \d+\.\d MB are free", str(error))
-    assert not isinstance(explain(OSError(errno.EACCES, "may not"), tmp_path / "file"), DiskFullError)
-
-
-def test_the_advice_for_a_failed_write_fits_its_cause(tmp_path):
-    (tmp_path / "file").touch()
-    for path, advice in (
-        (tmp_path / "none" / "x", "No such file or directory; make the folder first"),
-        (tmp_path / "file" / "x", "Not a directory; a file is in the way"),
-        (tmp_path, "Is a directory; it is a folder, name a file"),
-        (Path(""), "Is a directory; it is a folder, name a file"),
-        (Path("/"), "Is a directory; it is a folder, name a file"),
-    ):
-        with pytest.raises(RunDirectoryError, match=f"cannot write {path}: {advice}$"):
-            write_atomic(path, b"x")
-    with pytest.raises(RunDirectoryError, match=f"cannot write {tmp_path}/file: File exists; a file is in the way$"):
-        make_folder(tmp_path / "file")
-    assert [item.name for item in tmp_path.iterdir()] == ["file"]
-
-
-def test_a_file_to_be_written_later_has_a_name_and_a_folder(tmp_path):
-    prepare_file(tmp_path / "a" / "b" / "x.json")
-    assert (tmp_path / "a" / "b").is_dir()
-    for path in (Path(""), tmp_path / "a"):
-        with pytest.raises(RunDirectoryError, match="name a file"):
-            prepare_file(path)
-
-
-def test_a_folder_that_may_not_be_written_to_is_named_before_the_work(tmp_path, monkeypatch):
-    make_folder(tmp_path / "new" / "below")
-    assert (tmp_path / "new" / "below").is_dir()
-    monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
-    with pytest.raises(RunDirectoryError, match=f"cannot write {tmp_path}: Permission denied; check that the folder"):
-        make_folder(tmp_path)
-
-
-def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(tmp_path):
-    for name in ("a.pt", "a.pt.tmp", "b.tmp"):
-        (tmp_path / name).touch()
-    remove_leftovers(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]

@@ -1,5 +1,6 @@
 import fcntl
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from timestepper.engine.metrics import JsonLines
 from timestepper.engine.rundir import RunDirectory, check_run, read_status
 from timestepper.errors import RunDirectoryError
 
@@ -33,12 +35,13 @@ def test_second_process_is_refused_by_pid_and_a_kill_frees_the_lock(tmp_path):
         holder.send_signal(signal.SIGKILL)
         holder.wait()
         holder.stdout.close()
-    assert read_status(tmp_path / "run") | {"time": ""} == {
+    assert read_status(tmp_path / "run") | {"time": "", "process": ""} == {
         "state": "killed",
         "pid": holder.pid,
         "host": read_status(tmp_path / "run")["host"],
         "time": "",
         "step": 3,
+        "process": "",
     }
     RunDirectory(tmp_path / "run").close()
 
@@ -156,3 +159,54 @@ def test_a_folder_without_a_run_is_told_from_a_missing_one(tmp_path):
         check_run(tmp_path)
     with pytest.raises(RunDirectoryError, match="is no run directory: there is no such folder; timestepper list shows"):
         check_run(tmp_path / "none")
+
+
+def test_a_second_process_is_refused_although_the_lock_was_deleted(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        (tmp_path / "run" / "run.lock").unlink()
+        with pytest.raises(RunDirectoryError, match=f"in use by process {holder.pid}, although somebody has removed"):
+            RunDirectory(tmp_path / "run")
+    finally:
+        holder.kill()
+        holder.communicate()
+    RunDirectory(tmp_path / "run").close()
+
+
+def test_a_process_that_has_the_number_of_a_dead_one_holds_nothing(tmp_path):
+    folder = RunDirectory(tmp_path)
+    folder.status("running")
+    folder.close()
+    status = json.loads((tmp_path / "status.json").read_text())
+    (tmp_path / "status.json").write_text(json.dumps(status | {"pid": 1}))  # the first process of any machine
+    assert read_status(tmp_path)["state"] == "killed"
+    RunDirectory(tmp_path).close()
+
+
+@pytest.mark.parametrize("plant", ["symlink_to", "hardlink_to"])
+@pytest.mark.parametrize("name", ["run.lock", "metrics.jsonl"])
+def test_a_planted_link_is_refused_and_its_target_stays(tmp_path, name, plant):
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "run").mkdir()
+    getattr(tmp_path / "run" / name, plant)(tmp_path / "precious")
+    with pytest.raises(RunDirectoryError, match=rf"cannot write .*{name}: .*; remove that link"):
+        RunDirectory(tmp_path / "run") if name == "run.lock" else JsonLines(tmp_path / "run" / name)
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_a_run_that_lost_its_status_is_still_a_run(tmp_path):
+    for name in ("recipe.toml", "record.json", "weights.safetensors"):
+        (tmp_path / name).touch()
+    RunDirectory(tmp_path).close()
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_process_that_is_dead_and_not_yet_buried_holds_nothing(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    holder.kill()
+    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # a zombie
+    assert read_status(tmp_path / "run")["state"] == "killed"
+    RunDirectory(tmp_path / "run").close()
+    holder.communicate()

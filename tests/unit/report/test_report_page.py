@@ -81,7 +81,9 @@ def test_what_neighbouring_rows_share_is_said_once_above_them(tmp_path):
     ]
     assert text.count('colspan="2"') == 2
     full = ["one <task>: a", "one <task>: b", "another: c", "d"]
-    assert [line.split(" | ")[0].removeprefix("| ") for line in table.markdown().splitlines()[4:]] == full
+    assert [line.split(" | ")[0].removeprefix("| ") for line in table.markdown().splitlines()[4:]] == [
+        name.replace("<", "&lt;") for name in full
+    ]
     assert [row[0]["text"] for row in table.as_dict()["rows"]] == full
 
 
@@ -243,3 +245,13 @@ def test_colours_have_contrast_in_light_and_dark():
         for name in ("ink", "soft", "plain", "stepped", "quiet", "good", "bad"):
             lighter, darker = sorted((paper, luminance(colours[name])), reverse=True)
             assert (lighter + 0.05) / (darker + 0.05) >= 4.5, (name, colours[name])
+
+
+def test_markdown_shows_what_strings_say_and_does_nothing_of_it(tmp_path):
+    hostile = "<script>alert(1)</script> [x](javascript:1) \x1b[31m & a\n# heading"
+    table = Table("t", hostile, (hostile, "Error"), ((Cell(hostile), Cell("1")),), notes=(hostile,))
+    sections = [Section("s", hostile, tables=(table,), note=hostile)]
+    text = page._markdown(hostile, [hostile], sections, [hostile])
+    assert text.count("&lt;script>alert(1)&lt;/script> [x]\\(javascript:1) \\x1b[31m &amp; a # heading") == 9
+    assert "<script" not in text
+    assert not [line for line in text.splitlines() if line.startswith("# heading")]

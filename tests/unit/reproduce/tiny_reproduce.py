@@ -29,4 +29,4 @@ def stop_when(ready, number, folder, *arguments):
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     process.send_signal(number)
-    return process, *process.communicate(timeout=120)
+    return process, *process.communicate(timeout=300)

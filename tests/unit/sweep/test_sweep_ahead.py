@@ -1,13 +1,14 @@
 """Kinds that come later are compiled in processes of their own, and found in the compiler's cache."""
 
 import contextlib
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
+from digit_folder import write_digit_folder
 from tiny_sweep import RECIPES, entries, remains, run_sweep
 from torch._dynamo.utils import counters
 from watching import alive, wait_for
@@ -22,14 +23,8 @@ def recipe(*overrides):
     return load("smoke/digits", [*COMPILED, *overrides])
 
 
-def waited(ahead: Ahead, kind: str) -> float:
-    """Seconds until a kind is ready."""
-    start = time.monotonic()
-    while not ahead.ready(kind):
-        assert time.monotonic() - start < 120
-        ahead.look()
-        time.sleep(0.01)
-    return time.monotonic() - start
+def wait_until_ready(ahead: Ahead, kind: str) -> None:
+    wait_for(lambda: ahead.look() or ahead.ready(kind))
 
 
 def started(ahead: Ahead) -> subprocess.Popen:
@@ -63,7 +58,7 @@ def test_a_process_that_fails_is_told_of_and_holds_nothing_up():
     lost, told = recipe("data.name=cifar10", "data.root=/nowhere"), []
     with contextlib.closing(Ahead([recipe(), lost], told.append)) as ahead:
         assert not ahead.ready(kind_of(lost))
-        waited(ahead, kind_of(lost))
+        wait_until_ready(ahead, kind_of(lost))
     assert told == ["compiling ahead has failed (exit 1); the sweep compiles for itself"]
 
 
@@ -72,7 +67,7 @@ def test_a_process_that_takes_too_long_is_ended(monkeypatch):
     with contextlib.closing(Ahead([recipe(), other])) as ahead:
         process = started(ahead)
         monkeypatch.setattr("timestepper.experiment.sweep_ahead.LONGEST", 0.0)
-        assert waited(ahead, kind_of(other)) < 10
+        wait_until_ready(ahead, kind_of(other))
         assert process.returncode < 0
 
 
@@ -85,10 +80,13 @@ def test_closing_ends_what_still_compiles_and_removes_its_folder():
     assert not place.exists()
 
 
-def test_a_process_leaves_with_a_sweep_that_was_killed(tmp_path, monkeypatch):
-    """Long before it would have compiled such a network from nothing."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    changes = (*COMPILED, "model.name=cifar/resnet56")
+def test_a_process_leaves_with_a_sweep_that_was_killed(tmp_path):
+    """It would never leave by itself: its images are pipes that nobody writes to."""
+    for image in write_digit_folder(tmp_path / "pipes", per_class=2).glob("train/*/*"):
+        image.unlink()
+        os.mkfifo(image)
+    data = ("data.name=folder", f"data.root={tmp_path / 'pipes'}", "data.size=8", "data.resize=8", "data.augment=none")
+    changes = (*COMPILED, *data, "data.batch_size=2", "data.workers=0")
     program = (
         "import os, sys, time\n"
         "from timestepper.experiment.load import load\n"
@@ -101,9 +99,8 @@ def test_a_process_leaves_with_a_sweep_that_was_killed(tmp_path, monkeypatch):
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as sweep:
         child = int(sweep.stdout.readline())
-        time.sleep(1)
         sweep.kill()
-    wait_for(lambda: not alive(child), 30)
+    wait_for(lambda: not alive(child))
 
 
 @pytest.mark.slow
@@ -119,7 +116,6 @@ def test_the_sweep_finds_what_was_compiled_ahead(tmp_path, monkeypatch):
     assert found >= 3  # forward, backward and evaluation of the second kind
     assert missed <= 3
     torch._dynamo.reset()
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "other"))
     monkeypatch.setattr("timestepper.experiment.sweep.Ahead", lambda recipes, say: Ahead([]))
     again = entries(tmp_path / "alone", *COMPILED, recipes=RECIPES)
     run_sweep(again)

@@ -34,16 +34,16 @@ def uninterrupted(tmp_path_factory):
 def test_sigterm_saves_all_and_the_same_command_goes_on(tmp_path, more, uninterrupted):
     """With two processes only the first one is told, and passes it on."""
     first = command(tmp_path, "--checkpoint-seconds", "0", *more)
-    wait_for(lambda: len(found := statuses(tmp_path)) == 2 and all(status["step"] >= 5 for status in found), 120)
+    wait_for(lambda: len(found := statuses(tmp_path)) == 2 and all(status["step"] >= 5 for status in found))
     first.send_signal(signal.SIGTERM)
-    output, errors = first.communicate(timeout=60)
+    output, errors = first.communicate(timeout=300)
     assert first.returncode == 128 + signal.SIGTERM, errors
     assert output.count("the same command goes on from there") >= 2
     for status in statuses(tmp_path):
         assert status["state"] == "interrupted"
         assert status["checkpoint"] == f"step-{status['step']:08d}.pt"
     second = command(tmp_path, "--checkpoint-seconds", "0", *more)
-    output, errors = second.communicate(timeout=120)
+    output, errors = second.communicate(timeout=300)
     assert second.returncode == 0, errors
     assert output.count("going on at step") == 2
     assert [remains(tmp_path / f"smoke/digits/seed{seed}") for seed in (0, 1)] == uninterrupted

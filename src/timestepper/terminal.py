@@ -1,0 +1,105 @@
+"""What is shown: a stream that fails costs no more than its words, and no string can steer the terminal."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+
+def printable(text: object) -> str:
+    """The text with escape codes and all else that nobody can see spelled out: names of files hold what they like."""
+    text = str(text)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def tell(text: object, error: bool = False) -> None:
+    """Print on stdout or stderr, at once."""
+    print(printable(text), file=sys.stderr if error else sys.stdout, flush=True)
+
+
+def complain(text: object) -> None:
+    """One line of an error on stderr, whatever is in it."""
+    tell("error: " + str(text).replace("\n", "\\n"), error=True)
+
+
+def console(**options: Any) -> Any:
+    """A console of rich's that is safe in both ways."""
+    from rich.console import Console
+
+    stream: Any = sys.stderr if options.pop("stderr", False) else sys.stdout
+    hook: Any = _Spelled()
+    made = Console(file=stream if isinstance(stream, Stream) else Stream(stream), **options)  # type: ignore[arg-type]
+    made.push_render_hook(hook)
+    return made
+
+
+class Stream:
+    """A text stream that may be closed, full or read by nobody: its words are lost then, and ``lost`` says why."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream if stream is not None else open(os.devnull, "w")  # noqa: SIM115
+        self.lost: Exception | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._tolerant():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._tolerant():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _tolerant(self) -> Iterator[None]:
+        try:
+            yield
+        except BlockingIOError:  # only slow
+            pass
+        except (OSError, ValueError) as error:
+            self.lost = self.lost or error
+            with contextlib.suppress(OSError, ValueError):  # what is left in the buffer is written there at exit
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, self._stream.fileno())
+                os.close(nowhere)
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[Stream]:
+    """Make stdout and stderr streams of that kind, whatever they were started as; gives that of stdout."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass  # a closed descriptor would be given to the next file that is opened, and be written to by whoever prints
+    os.close(number)
+    before = sys.stdout, sys.stderr
+    for stream in before:
+        with contextlib.suppress(AttributeError, OSError):  # none, not a text file, one that cannot be changed any more
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # for ASCII and odd names
+    streams: Any = Stream(sys.stdout), Stream(sys.stderr)
+    sys.stdout, sys.stderr = streams
+    try:
+        yield streams[0]
+    finally:
+        for stream in streams:
+            stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+class _Spelled:
+    """rich's hook for all that it prints. Its own codes for colours and cursors are no text and pass."""
+
+    def process_renderables(self, renderables: list[Any]) -> list[Any]:
+        return [_SpelledOne(renderable) for renderable in renderables]
+
+
+class _SpelledOne:
+    def __init__(self, renderable: Any):
+        self.renderable = renderable
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        for segment in console.render(self.renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))

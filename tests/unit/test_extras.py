@@ -1,0 +1,73 @@
+"""The library needs torch, numpy and safetensors; what else is missing is named with the command that installs it."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from timestepper.errors import _EXTRAS
+
+ROOT = Path(__file__).parents[2]
+WITHOUT = "import sys; sys.modules.update(dict.fromkeys({missing}))\n"
+IMPORTED_AS = {"pillow": "PIL", "scikit-learn": "sklearn"}
+
+
+def run(missing, program):
+    code = WITHOUT.format(missing=list(missing)) + program
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_every_optional_package_is_known():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    found = {
+        IMPORTED_AS.get(name, name): extra
+        for extra in ("train", "report")
+        for name in (line.partition(">=")[0] for line in extras[extra])
+    }
+    assert found == _EXTRAS
+    assert extras["all"] == ["timestepper[train,report]"]
+
+
+def test_the_tested_versions_are_written_down_and_allowed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    lock = (ROOT / "requirements.lock").read_text().splitlines()
+    pinned = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lock)}
+    for wanted in map(Requirement, lines):
+        assert wanted.name == "timestepper" or wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), wanted
+
+
+def test_the_library_works_without_all_of_them(tmp_path):
+    done = run(
+        _EXTRAS,
+        "import torch, timestepper\n"
+        "from timestepper.models.cifar_resnet import CifarResNet\n"
+        "net = timestepper.attach(CifarResNet(8), controller='lstm').eval()\n"
+        f"timestepper.save_folded(net, {str(tmp_path / 'x.safetensors')!r})\n"
+        "print(torch.equal(net(torch.zeros(1, 3, 32, 32)), timestepper.fold(net).eval()(torch.zeros(1, 3, 32, 32))))\n",
+    )
+    assert done.stdout == "True\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments", "extra"),
+    [
+        ("typer", [], "train"),
+        ("rich", ["list", "."], "train"),
+        ("timm", ["inspect", "timm/resnet18"], "train"),
+        ("sklearn", ["check-data", "digits"], "train"),
+        ("jinja2", ["report"], "report"),
+    ],
+)
+def test_a_missing_package_is_named_with_what_installs_it(package, arguments, extra, tmp_path):
+    program = f"from timestepper.__main__ import main\nsys.argv = ['timestepper', *{arguments!r}]\n"
+    program += f"import os; os.makedirs({str(tmp_path / 'results')!r}); os.chdir({str(tmp_path)!r})\nmain()"
+    done = run([package], program)
+    expected = f"error: this needs {package}, which is not installed: pip install 'timestepper[{extra}]'\n"
+    assert done.stderr.endswith(expected)
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (1, 2)
