@@ -3,7 +3,7 @@
 One kernel describes all convolutions of a network, a few more run the LSTM controllers of all its stages, and one
 multiplies step sizes into the parameters of all batch norms. Used for float32 networks on CUDA where Triton is there;
 elsewhere the plain PyTorch of ``controllers`` runs. Gradients of gradients are not supported: switch it off with
-``net.fused = False``.
+``net.controllers.fused = False``.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from timestepper.controllers.base import Controller, by_stage, in_one
+from timestepper.controllers.base import Controller, by_stage, in_one, in_transform
 from timestepper.controllers.lstm import LSTM
 from timestepper.errors import StepSizeError
 from timestepper.fused import ops
@@ -28,7 +28,7 @@ def fits(weights: list[Tensor], controllers: Sequence[Controller], insist: bool 
     if obstacle is None:
         return insist or (ops.TRITON and weights[0].is_cuda and weights[0].dtype == torch.float32)
     if insist:
-        raise StepSizeError(f"the fused controller cannot run here: {obstacle}; set net.fused = None")
+        raise StepSizeError(f"the fused controller cannot run here: {obstacle}; set net.controllers.fused = None")
     return False
 
 
@@ -50,7 +50,9 @@ def step_sizes(described: Tensor, controllers: Sequence[Controller]) -> Tensor:
 
 def scales(parameters: list[Tensor], steps: Tensor, insist: bool = False) -> bool:
     """Whether one kernel can multiply these parameters by their step sizes: all of them one number per channel."""
-    alike = all(p.dim() == 1 and p.is_contiguous() and p.dtype == steps.dtype for p in parameters)
+    alike = (
+        all(p.dim() == 1 and p.is_contiguous() and p.dtype == steps.dtype for p in parameters) and not in_transform()
+    )
     placed = all(parameter.device == steps.device for parameter in parameters)
     return alike and placed and (insist or (ops.TRITON and steps.is_cuda and steps.dtype == torch.float32))
 
@@ -64,6 +66,8 @@ def scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> list[Te
 def _obstacle(weights: list[Tensor], controllers: Sequence[Controller]) -> str | None:
     if not all(controller.reads_weights for controller in controllers):
         return "its controller reads no weights"
+    if in_transform():
+        return "a transform of torch.func is at work"
     first, parameters = weights[0], _parameters(controllers)
     if first.dtype not in (torch.float32, torch.float64) or (first.is_cuda and first.dtype == torch.float64):
         return f"the network is in {first.dtype}, not in float32"
