@@ -162,31 +162,33 @@ class Steps:
     def enter(self, root: nn.Module, inputs: tuple) -> None:
         """The network's forward pre-hook."""
         if torch.compiler.is_compiling():
-            for place, given in zip(self._places, self.givens(), strict=True):
-                place.slot.traced = given
+            self._hand_out(self.givens())
             return
         self.refuse_changes(root)
         if self._passes.open:
             self._forget_interrupted()
         self._passes.open.append(None)  # which leave takes away again, whatever happens here
-        givens = self.givens()
-        self._passes.open[-1] = givens
-        for place, given in zip(self._places, givens, strict=True):
-            place.slot.here.given = given
-            if given.graded:
+        givens = self._passes.open[-1] = self.givens()
+        self._hand_out(givens)
+        if givens[0].graded:
+            for place, given in zip(self._places, givens, strict=True):
                 place.slot.keep(given)
 
     def leave(self, root: nn.Module, inputs: tuple, output) -> None:
         """The network's forward hook, called after an exception too."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or len(self._passes.open) < 2:
             for place in self._places:
-                place.slot.traced = None
+                place.slot.cell.given = None
+            if not torch.compiler.is_compiling():
+                self._passes.open.clear()
             return
-        if self._passes.open:
-            self._passes.open.pop()
-        around = self._passes.open[-1] if self._passes.open else None
-        for number, place in enumerate(self._places):
-            place.slot.here.given = None if around is None else around[number]
+        self._passes.open.pop()
+        if (around := self._passes.open[-1]) is not None:
+            self._hand_out(around)
+
+    def _hand_out(self, givens: list[Given]) -> None:
+        for place, given in zip(self._places, givens, strict=True):
+            place.slot.cell.given = given
 
     def _forget_interrupted(self) -> None:
         """torch calls no hook after a KeyboardInterrupt: a pass may be left over that nobody is in any more."""
