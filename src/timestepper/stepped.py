@@ -65,13 +65,12 @@ class Slot:
         return Slot, ()
 
 
-def make_stepped(layer: nn.Module, entries: tuple[Entry, ...], alone: Callable[[], Given]) -> Slot:
+def make_stepped(layer: nn.Module, entries: tuple[Entry, ...], alone: Callable[[], Given]) -> None:
     """Turn a layer into a stepped layer, in place. ``alone`` gives what it runs with when it is called by itself."""
     original: Any = type(layer)
     layer.__class__ = _stepped_class(original, tuple(entry.name for entry in entries))
     layer.__dict__.update(_entries={entry.name: entry for entry in entries}, _alone=alone)
     _equip(layer)
-    return layer.__dict__["_slot"]
 
 
 def make_reader(module: nn.Module, names: tuple[str, ...]) -> None:

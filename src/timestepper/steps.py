@@ -81,9 +81,13 @@ class _Place:
 
     path: str
     layer: nn.Module
-    slot: Slot
     entries: tuple[Entry, ...]
     site: int  # among all sites of the network
+
+    @property
+    def slot(self) -> Slot:
+        """The layer's own: a copy of the layer has another."""
+        return cast(Slot, self.layer._slot)
 
 
 @dataclass
@@ -128,8 +132,8 @@ class Steps:
             for path in dict.fromkeys(entry.layer for entry in entries):
                 own = tuple(entry for entry in entries if entry.layer == path)
                 layer = root.get_submodule(path)
-                slot = make_stepped(layer, own, partial(self.alone, number))
-                self._places.append(_Place(path, layer, slot, own, number))
+                make_stepped(layer, own, partial(self.alone, number))
+                self._places.append(_Place(path, layer, own, number))
         self._readers = [
             (site.reader, tuple(path.removeprefix(f"{site.reader}.") for path in site.last))
             for stage in stepping.stages
@@ -351,7 +355,7 @@ class Steps:
         if place is not None and new is not None and reparam.replaces(new, place.layer):
             make_plain(place.layer)
             place.layer = link.child = new
-            place.slot = make_stepped(new, place.entries, partial(self.alone, place.site))
+            make_stepped(new, place.entries, partial(self.alone, place.site))
             return
         raise MismatchError(
             f"{link.path} was {'wrapped in' if around else 'replaced by'} {type(new).__name__} since attach, which "
