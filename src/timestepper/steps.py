@@ -6,7 +6,7 @@ the network itself, which are methods of :class:`Steps`.
 
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.eval_frame import skip_code
 
 from timestepper import equations, fused, reparam
 from timestepper.adapters import Stage
@@ -172,30 +173,37 @@ class Steps:
 
     def enter(self, root: nn.Module, inputs: tuple) -> None:
         """The network's forward pre-hook."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():  # inside of a larger network
             self._hand_out(self.givens())
-            return
+        else:
+            _eagerly(self._enter, root)
+
+    def leave(self, root: nn.Module, inputs: tuple, output) -> None:
+        """The network's forward hook, called after an exception too."""
+        if torch.compiler.is_compiling():
+            for place in self._places:
+                place.slot.cell.given = None
+        else:
+            _eagerly(self._leave)
+
+    def _enter(self, root: nn.Module) -> None:
         self.refuse_changes(root)
         if self._passes.open:
             self._forget_interrupted()
         self._passes.open.append(None)  # which leave takes away again, whatever happens here
         givens = self._passes.open[-1] = self.givens()
-        self._hand_out(givens)
-        if givens[0].graded:
-            for place, given in zip(self._places, givens, strict=True):
-                place.slot.keep(given)
+        for place, given in zip(self._places, givens, strict=True):
+            slot = place.slot
+            slot.cell.given = given
+            if given.graded:
+                slot.keep(given)
 
-    def leave(self, root: nn.Module, inputs: tuple, output) -> None:
-        """The network's forward hook, called after an exception too."""
-        if torch.compiler.is_compiling() or len(self._passes.open) < 2:
-            for place in self._places:
-                place.slot.cell.given = None
-            if not torch.compiler.is_compiling():
-                self._passes.open.clear()
-            return
-        self._passes.open.pop()
-        if (around := self._passes.open[-1]) is not None:
-            self._hand_out(around)
+    def _leave(self) -> None:
+        if self._passes.open:
+            self._passes.open.pop()
+        around = self._passes.open[-1] if self._passes.open else None
+        for number, place in enumerate(self._places):
+            place.slot.cell.given = None if around is None else around[number]
 
     def _hand_out(self, givens: list[Given]) -> None:
         for place, given in zip(self._places, givens, strict=True):
@@ -358,6 +366,17 @@ class Steps:
             "would run without its step size; call timestepper.detach(net) first and attach afterwards, or change "
             "timestepper.fold(net)"
         )
+
+
+@torch.compiler.disable
+def _eagerly(function: Callable, *arguments: object) -> None:
+    function(*arguments)
+
+
+# torch.compile(net) runs the hooks of the network by themselves. As graphs of their own they would cost more in guards
+# than they save: they are not compiled there, and looked into where a larger network is.
+for _hook in (Steps.enter, Steps.leave):
+    skip_code(_hook.__code__)
 
 
 def find(module: nn.Module) -> Steps | None:
