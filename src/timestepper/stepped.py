@@ -47,7 +47,7 @@ class Slot:
 
     @property
     def given(self) -> Given | None:
-        return self.here.given if self.traced is None else self.traced
+        return self.traced if self.traced is not None and torch.compiler.is_compiling() else self.here.given
 
     def keep(self, given: Given | None) -> None:
         self.kept = self.here.kept = given

@@ -335,7 +335,8 @@ class Steps:
         new = link.parent._modules.get(link.name)
         place = next((place for place in self._places if place.layer is link.child), None)
         around = new is not None and any(part is link.child for part in new.modules())
-        if around and (place is None or type(new).__name__ in _TRANSPARENT):
+        shows = place is None and all(hasattr(new, name) for name in link.child._modules)
+        if around and (shows or type(new).__name__ in _TRANSPARENT):
             link.child = cast(nn.Module, new)
             return
         if place is not None and new is not None and reparam.replaces(new, place.layer):
@@ -343,10 +344,12 @@ class Steps:
             place.layer = link.child = new
             make_stepped(new, place.entries, partial(self.alone, place.site))
             return
+        was, which = (
+            ("wrapped in", "hides its layers") if around else ("replaced by", "would run without its step size")
+        )
         raise MismatchError(
-            f"{link.path} was {'wrapped in' if around else 'replaced by'} {type(new).__name__} since attach, which "
-            "would run without its step size; call timestepper.detach(net) first and attach afterwards, or change "
-            "timestepper.fold(net)"
+            f"{link.path} was {was} {type(new).__name__} since attach, which {which}; call timestepper.detach(net) "
+            "first and attach afterwards, or change timestepper.fold(net)"
         )
 
 

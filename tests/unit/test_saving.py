@@ -93,7 +93,10 @@ def test_views_of_one_memory_are_saved_each_with_its_own_values(tmp_path):
 def test_channels_last_is_a_matter_of_memory_and_not_of_files(tmp_path):
     net = trained("independent")  # which reads no weights: how they lie decides the last bit of their mean
     path = timestepper.save_folded(net.to(memory_format=torch.channels_last), tmp_path / "plain.safetensors")
-    assert path.read_bytes() == timestepper.save_folded(trained("independent"), tmp_path / "other.safetensors").read_bytes()
+    assert (
+        path.read_bytes()
+        == timestepper.save_folded(trained("independent"), tmp_path / "other.safetensors").read_bytes()
+    )
 
 
 def test_the_wrong_network_is_told_which_tensors_do_not_fit(tmp_path):
