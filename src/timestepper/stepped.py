@@ -29,28 +29,37 @@ class Given(NamedTuple):
     graded: bool  # whether the pass has gradients
 
 
-class _Here(threading.local):
-    """Of one thread. Another one may train while this one evaluates."""
+class Cell:
+    """What one thread has given to one layer."""
 
     def __init__(self) -> None:
         self.given: Given | None = None  # while the network runs
         self.kept: Given | None = None  # of the last pass with gradients, for blocks that are recomputed
 
 
+class _Here(threading.local):
+    """Its cell is filled and emptied, and itself never changed: torch.compile would not follow that everywhere."""
+
+    def __init__(self) -> None:
+        self.cell = Cell()
+
+
 class Slot:
-    """Where a layer finds what it is given. It goes along with no copy: a copy has passes of its own."""
+    """Where a layer finds what it is given, in every thread its own: another one may train while this one evaluates.
+
+    It goes along with no copy: a copy has passes of its own.
+    """
 
     def __init__(self) -> None:
         self.here = _Here()
-        self.traced: Given | None = None  # while torch.compile looks: it follows no thread-local into a checkpoint
         self.kept: Given | None = None  # for a backward pass in threads of its own, as on CUDA
 
     @property
-    def given(self) -> Given | None:
-        return self.traced if self.traced is not None and torch.compiler.is_compiling() else self.here.given
+    def cell(self) -> Cell:
+        return self.here.cell
 
     def keep(self, given: Given | None) -> None:
-        self.kept = self.here.kept = given
+        self.kept = self.here.cell.kept = given
 
     def __reduce__(self):
         return Slot, ()
@@ -121,7 +130,7 @@ def _remade(make: str, original: type[nn.Module], *names: tuple[str, ...]) -> nn
 @functools.cache
 def _stepped_class(original: Any, names: tuple[str, ...]) -> type[nn.Module]:
     def forward(self, *args, **kwargs):
-        given = self._slot.given
+        given = self._slot.cell.given
         if given is None:
             return _run_alone([self], original.forward, self, args, kwargs)
         if given.graded and not torch.compiler.is_compiling() and not torch.is_grad_enabled():
@@ -135,7 +144,7 @@ def _stepped_class(original: Any, names: tuple[str, ...]) -> type[nn.Module]:
 def _reader_class(original: Any, names: tuple[str, ...]) -> type[nn.Module]:
     def forward(self, *args, **kwargs):
         layers = [self._modules[name] for name in names]
-        if any(layer._slot.given is None for layer in layers):
+        if any(layer._slot.cell.given is None for layer in layers):
             return _run_alone(layers, original.forward, self, args, kwargs)
         return original.forward(self._view, *args, **kwargs)
 
@@ -148,7 +157,7 @@ def _child_s_view(name: str) -> Callable[[Any], nn.Module]:
 
 def _effective(name: str) -> Callable[[Any], Tensor]:
     def get(view) -> Tensor:
-        given, raw = view._slot.given, trained(view, name)
+        given, raw = view._slot.cell.given, trained(view, name)
         made = given.made.get(name)
         # The trained one may be another by now: FSDP's gathered weight, or one that functional_call put in.
         if made is not None and (torch.compiler.is_compiling() or made[0] is raw):
@@ -160,32 +169,26 @@ def _effective(name: str) -> Callable[[Any], Tensor]:
 
 def _run_alone(layers: list, forward: Callable, module, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Layers outside of any pass: their block is called by itself, or recomputed in the backward pass."""
-    if torch.compiler.is_compiling():
-        for layer in layers:
-            layer._slot.traced = layer._alone()
-        try:
-            return forward(module._view, *args, **kwargs)
-        finally:
-            for layer in layers:
-                layer._slot.traced = None
-    if torch.fx._symbolic_trace.is_fx_symbolic_tracing():
+    if not torch.compiler.is_compiling() and torch.fx._symbolic_trace.is_fx_symbolic_tracing():
         raise WrappedModelError(
             f"torch.fx would write today's step sizes into the traced {type(module).__name__}; trace "
             "timestepper.fold(net), or use torch.compile or torch.export"
         )
     try:
         for layer in layers:
-            layer._slot.here.given = _recomputed(layer._slot) or layer._alone()
+            layer._slot.cell.given = _recomputed(layer._slot) or layer._alone()
         return forward(module._view, *args, **kwargs)
     finally:
         for layer in layers:
-            layer._slot.here.given = None
+            layer._slot.cell.given = None
 
 
 def _recomputed(slot: Slot) -> Given | None:
     """What the layer ran with in the pass that a block is recomputed for; None where it is called by itself."""
+    if torch.compiler.is_compiling():
+        return None
     if torch._C._current_graph_task_id() != -1:  # in a backward pass
-        return slot.here.kept or slot.kept
+        return slot.cell.kept or slot.kept
     if torch.is_grad_enabled():
         slot.keep(None)  # should this call be recomputed, it is called by itself again
     else:

@@ -116,6 +116,12 @@ class Steps:
                 for stage in stepping.stages
             }
         )
+        self._convs = {
+            conv: (root.get_submodule(conv.rpartition(".")[0])._modules, conv.rpartition(".")[2])
+            for stage in stepping.stages
+            for site in stage.sites
+            for conv in site.convs
+        }
         reference = self._weight(stepping.stages[0].sites[0].convs[0])
         controllers.to(device=reference.device, dtype=torch.promote_types(reference.dtype, torch.float32))
         controllers.train(root.training)
@@ -166,31 +172,33 @@ class Steps:
     def enter(self, root: nn.Module, inputs: tuple) -> None:
         """The network's forward pre-hook."""
         if torch.compiler.is_compiling():
-            for place, given in zip(self._places, self.givens(), strict=True):
-                place.slot.traced = given
+            self._hand_out(self.givens())
             return
         self.refuse_changes(root)
         if self._passes.open:
             self._forget_interrupted()
         self._passes.open.append(None)  # which leave takes away again, whatever happens here
-        givens = self.givens()
-        self._passes.open[-1] = givens
-        for place, given in zip(self._places, givens, strict=True):
-            place.slot.here.given = given
-            if given.graded:
+        givens = self._passes.open[-1] = self.givens()
+        self._hand_out(givens)
+        if givens[0].graded:
+            for place, given in zip(self._places, givens, strict=True):
                 place.slot.keep(given)
 
     def leave(self, root: nn.Module, inputs: tuple, output) -> None:
         """The network's forward hook, called after an exception too."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or len(self._passes.open) < 2:
             for place in self._places:
-                place.slot.traced = None
+                place.slot.cell.given = None
+            if not torch.compiler.is_compiling():
+                self._passes.open.clear()
             return
-        if self._passes.open:
-            self._passes.open.pop()
-        around = self._passes.open[-1] if self._passes.open else None
-        for number, place in enumerate(self._places):
-            place.slot.here.given = None if around is None else around[number]
+        self._passes.open.pop()
+        if (around := self._passes.open[-1]) is not None:
+            self._hand_out(around)
+
+    def _hand_out(self, givens: list[Given]) -> None:
+        for place, given in zip(self._places, givens, strict=True):
+            place.slot.cell.given = given
 
     def _forget_interrupted(self) -> None:
         """torch calls no hook after a KeyboardInterrupt: a pass may be left over that nobody is in any more."""
@@ -276,7 +284,7 @@ class Steps:
     def _flat(self, controlled: list[tuple[Stage, Controller]]) -> Tensor:
         """Step sizes of all sites of some stages, one after the other."""
         choice = self.controllers.fused
-        if choice is not False:
+        if choice or (choice is None and self.stepping.controller.reads_weights):
             stages, controllers = zip(*controlled, strict=True)
             weights = [self._weight(conv) for stage in stages for site in stage.sites for conv in site.convs]
             if fused.fits(weights, controllers, insist=choice is True):
@@ -289,9 +297,9 @@ class Steps:
 
     def descriptors(self, stage: Stage, controller: Controller) -> Tensor:
         """What describes a stage, (L, D) in float32 or better; empty where the controller reads no weights."""
-        weights = [[self._weight(conv) for conv in site.convs] for site in stage.sites]
         if not controller.reads_weights:
-            return at_least_float32(weights[0][0].new_empty(0))
+            return at_least_float32(self._weight(stage.sites[0].convs[0]).new_empty(0))
+        weights = [[self._weight(conv) for conv in site.convs] for site in stage.sites]
         rows = [torch.cat([_gathered(equations.descriptor(at_least_float32(w))) for w in site]) for site in weights]
         stacked = torch.stack(rows)
         if self.stepping.descriptor == "visible":
@@ -300,12 +308,18 @@ class Steps:
 
     def _weight(self, conv: str) -> Tensor:
         """Not get_parameter: a parametrised weight, or that of a LoRA layer, is none."""
-        return attrgetter(f"{conv}.weight")(self.root)
+        if torch.compiler.is_compiling():
+            return attrgetter(f"{conv}.weight")(self.root)
+        siblings, name = self._convs[conv]  # in a tenth of the time
+        layer = cast(nn.Module, siblings[name])
+        weight = layer._parameters.get("weight")
+        return cast(Tensor, layer.weight) if weight is None else weight
 
     def no_autocast(self) -> AbstractContextManager:
         """Off on the network's device; on the meta device, where nothing is computed, there is none to switch off."""
         kind = self._weight(self.stepping.stages[0].sites[0].convs[0]).device.type
-        return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
+        on = kind != "meta" and torch.is_autocast_enabled(kind)
+        return torch.autocast(kind, enabled=False) if on else nullcontext()
 
     # -- what was done to the network since ----------------------------------------------------------------------------
 

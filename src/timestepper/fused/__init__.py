@@ -3,7 +3,7 @@
 One kernel describes all convolutions of a network, a few more run the LSTM controllers of all its stages, and one
 multiplies step sizes into the parameters of all batch norms. Used for float32 networks on CUDA where Triton is there;
 elsewhere the plain PyTorch of ``controllers`` runs. Gradients of gradients are not supported: switch it off with
-``net.controllers.fused = False``.
+``net.controllers.fused = False``. Compiled networks see three operators (ops.py), others autograd functions (eager.py).
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 from timestepper.controllers.base import Controller, by_stage, in_one, in_transform
 from timestepper.controllers.lstm import LSTM
 from timestepper.errors import StepSizeError
-from timestepper.fused import ops
+from timestepper.fused import eager, ops
 
 WIDEST = 256  # beyond this a stage's recurrence is better off with a matrix library
 
@@ -34,7 +34,8 @@ def fits(weights: list[Tensor], controllers: Sequence[Controller], insist: bool 
 
 def describe(weights: list[Tensor], gradient: bool = True) -> Tensor:
     """The descriptors of all stages in one vector; ``gradient=False`` stops the gradient at the weights."""
-    return ops.describe(weights if gradient else [weight.detach() for weight in weights])
+    shown = weights if gradient else [weight.detach() for weight in weights]
+    return ops.describe(shown) if torch.compiler.is_compiling() else eager.describe(shown)
 
 
 def step_sizes(described: Tensor, controllers: Sequence[Controller]) -> Tensor:
@@ -44,6 +45,8 @@ def step_sizes(described: Tensor, controllers: Sequence[Controller]) -> Tensor:
         rows = by_stage(described, [(shape.sites, shape.descriptor) for shape in shapes])
         return in_one(controller(stage) for controller, stage in zip(controllers, rows, strict=True))
     numbers = [n for shape in shapes for n in (shape.sites, shape.descriptor, shape.channels, shape.hidden)]
+    if not torch.compiler.is_compiling():
+        return eager.lstm_steps(described, _parameters(controllers), numbers)
     steps, _, _ = ops.lstm_steps(described, _parameters(controllers), numbers)
     return steps
 
@@ -59,6 +62,8 @@ def scales(parameters: list[Tensor], steps: Tensor, insist: bool = False) -> boo
 
 def scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> list[Tensor]:
     """Each parameter times its step sizes, which begin at its place in the vector of all step sizes."""
+    if not torch.compiler.is_compiling():
+        return eager.scale(parameters, steps, places)
     scaled, _ = ops.scale(parameters, steps, places)
     return [*scaled.split([parameter.numel() for parameter in parameters])]
 

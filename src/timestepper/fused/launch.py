@@ -1,5 +1,6 @@
 """Launches the kernels: table, grid and block sizes for each."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,7 +8,19 @@ import triton
 from torch import Tensor
 
 from timestepper.fused import kernels
-from timestepper.fused.layout import GATES_X, INPUT, MATRICES, OUTPUT, TILE, Layout, power_of_two, scale_rows, to_device
+from timestepper.fused.layout import (
+    GATES_X,
+    INPUT,
+    MATRICES,
+    OUTPUT,
+    TILE,
+    Layout,
+    Rows,
+    kept_table,
+    power_of_two,
+    scale_rows,
+    to_device,
+)
 
 NARROW = 64  # the widest stage whose four recurrent matrices fit the registers of one block
 UNITS = 8  # of one block in a wide stage
@@ -18,7 +31,19 @@ BACKWARD_WARPS = {16: 1, 32: 8, 64: 16}
 _ELEMENTS = 4096  # of a matrix in one block: what a few warps can have on its way at a time
 
 
-def describe(weights: list[Tensor]) -> Tensor:
+def describe(weights: list[Tensor], keep: bool = False) -> Tensor:
+    """``keep``: the table of the weights may be kept between calls, here and below."""
+    key = ("describe", *((weight.data_ptr(), weight.shape, weight.stride()) for weight in weights))
+    table, rows = _table(key, lambda: _describe_rows(weights), weights[0].device, keep)
+    out = weights[0].new_empty(rows[-1][1] + rows[-1][2])
+    inputs = power_of_two(max(row[4] for row in rows), 64, 256)
+    block = _ELEMENTS // inputs
+    grid = (len(rows), triton.cdiv(max(row[2] for row in rows), block))
+    kernels.describe[grid](table, out, block, inputs)
+    return out
+
+
+def _describe_rows(weights: list[Tensor]) -> Rows:
     rows, offset = [], 0
     for weight in weights:
         results = weight.numel() // weight.shape[1]
@@ -27,18 +52,23 @@ def describe(weights: list[Tensor]) -> Tensor:
         strides = (weight.stride(0), weight.stride(1), tap_stride)
         rows.append((weight.data_ptr(), offset, results, taps, weight.shape[1], *strides))
         offset += results
-    out = weights[0].new_empty(offset)
-    inputs = power_of_two(max(row[4] for row in rows), 64, 256)
-    block = _ELEMENTS // inputs
-    grid = (len(rows), triton.cdiv(max(row[2] for row in rows), block))
-    kernels.describe[grid](to_device(tuple(rows), out.device), out, block, inputs)
-    return out
+    return tuple(rows)
 
 
-def forward(described: Tensor, parameters: list[Tensor], layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+def _table(key: tuple, build: Callable[[], Rows], device: torch.device, keep: bool) -> tuple[Tensor, Rows]:
+    if keep:
+        return kept_table((device, *key), build, device)
+    rows = build()
+    return to_device(rows, device), rows
+
+
+def forward(
+    described: Tensor, parameters: list[Tensor], layout: Layout, keep: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """Step sizes, the state that backward needs, and the table on the device."""
-    rows = layout.rows([parameter.data_ptr() for parameter in parameters])
-    table = to_device(tuple(map(tuple, rows)), described.device)
+    addresses = tuple(parameter.data_ptr() for parameter in parameters)
+    key = ("lstm", layout.shapes, addresses)
+    table, _ = _table(key, lambda: tuple(map(tuple, layout.rows([*addresses]))), described.device, keep)
     state = described.new_empty(layout.state[-1])
     steps = described.new_empty(layout.steps[-1])
     _affine(table, described, state, layout, INPUT, "relu")
@@ -108,11 +138,12 @@ def _recurrence(layout: Layout, whole: Any, single: Any, warps: dict[int, int], 
         single[grid](*tensors, site, UNITS, hidden, num_warps=8)
 
 
-def scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
+def scale(parameters: list[Tensor], steps: Tensor, places: list[int], keep: bool = False) -> tuple[Tensor, Tensor]:
     """The products and the table on the device."""
     sizes = [parameter.numel() for parameter in parameters]
-    rows = scale_rows([parameter.data_ptr() for parameter in parameters], sizes, places)
-    table = to_device(tuple(rows), steps.device)
+    addresses = [parameter.data_ptr() for parameter in parameters]
+    key = ("scale", *addresses, *sizes, *places)
+    table, _ = _table(key, lambda: tuple(scale_rows(addresses, sizes, places)), steps.device, keep)
     out = steps.new_empty(sum(sizes))
     grid, block = _channels(sizes, places)
     kernels.scale[grid](table, steps, out, block)

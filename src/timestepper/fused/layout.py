@@ -9,7 +9,8 @@ addresses of the parameters, which do not move, and offsets into the flat buffer
     gradient    per stage the seven parameters in the order of their definition
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -24,6 +25,7 @@ WEIGHT, BIAS, LENGTH, ROWS, COLUMNS, SOURCE, TARGET, WEIGHT_GRADIENT, BIAS_GRADI
 WIDTH = 10
 TILE = (32, 64)  # rows and columns of one block in the gradients of the matrices
 SCALE_WIDTH = 4  # of a row in the table of parameters that step sizes enter
+Rows = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def scale_rows(addresses: list[int], sizes: list[int], places: list[int]) -> lis
 _captured: set[Tensor] = set()  # host tables that a CUDA graph copies from at every replay: these must live on
 
 
-def to_device(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
+def to_device(rows: Rows, device: torch.device) -> Tensor:
     """A table on the device, copied without waiting; safe inside a CUDA graph, where the copy becomes part of it.
 
     The device copy is made anew at every call. A copy kept between calls would lie in the memory pool of whichever
@@ -144,7 +146,27 @@ def to_device(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor
     return host.to(device, non_blocking=True)
 
 
+_kept: OrderedDict[tuple, tuple[Tensor, Rows]] = OrderedDict()
+_MOST = 64  # tables that are kept
+
+
+def kept_table(key: tuple, build: Callable[[], Rows], device: torch.device) -> tuple[Tensor, Rows]:
+    """The table of an eager call, which is made once for tensors that stay where they are.
+
+    The key holds addresses, shapes and strides: for another tensor in the same place the same table is right.
+    """
+    found = _kept.get(key)
+    if found is None:
+        rows = build()
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return to_device(rows, device), rows
+        found = _kept[key] = torch.tensor(rows, dtype=torch.int64).to(device), rows  # waits: any stream may read it
+        while len(_kept) > _MOST:
+            _kept.popitem(last=False)
+    return found
+
+
 @lru_cache(maxsize=64)
-def _host_table(rows: tuple[tuple[int, ...], ...], pinned: bool) -> Tensor:
+def _host_table(rows: Rows, pinned: bool) -> Tensor:
     table = torch.tensor(rows, dtype=torch.int64)
     return table.pin_memory() if pinned else table

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from timestepper.fused import reference
-from timestepper.fused.layout import MATRICES, SCALE_WIDTH, WIDTH, layout
+from timestepper.fused.layout import MATRICES, SCALE_WIDTH, WIDTH, Layout, layout
 
 TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _by_kernel(tensor: Tensor) -> bool:
+def by_kernel(tensor: Tensor) -> bool:
     return tensor.is_cuda or (INTERPRETED and tensor.dtype == torch.float32)
 
 
@@ -28,7 +28,7 @@ def _by_kernel(tensor: Tensor) -> bool:
 @torch.library.custom_op("timestepper::describe", mutates_args=())
 def describe(weights: list[Tensor]) -> Tensor:
     """Each convolution weight averaged over its inputs and flattened, all in one vector."""
-    if not _by_kernel(weights[0]):
+    if not by_kernel(weights[0]):
         return reference.describe(weights)
     from timestepper.fused import launch
 
@@ -65,7 +65,7 @@ describe.register_autograd(_describe_backward, setup_context=_describe_context)
 def lstm_steps(described: Tensor, parameters: list[Tensor], shapes: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Step sizes of all stages in one vector; then the state and the table that the backward pass reads."""
     where = layout(tuple(shapes))
-    if not _by_kernel(described):
+    if not by_kernel(described):
         return *reference.forward(described, parameters, where), described.new_empty(0, dtype=torch.int64)
     from timestepper.fused import launch
 
@@ -79,7 +79,7 @@ def _(described: Tensor, parameters: list[Tensor], shapes: list[int]) -> tuple[T
     return (
         described.new_empty(where.steps[-1]),
         described.new_empty(where.state[-1]),
-        described.new_empty((MATRICES * len(where.shapes), WIDTH) if _by_kernel(described) else 0, dtype=torch.int64),
+        described.new_empty((MATRICES * len(where.shapes), WIDTH) if by_kernel(described) else 0, dtype=torch.int64),
     )
 
 
@@ -94,8 +94,19 @@ def lstm_steps_backward(
     shapes: list[int],
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the parameters, flat in their order, and of the descriptors."""
-    where = layout(tuple(shapes))
-    if not _by_kernel(described):
+    return lstm_gradients(gradient, steps, described, state, table, parameters, layout(tuple(shapes)))
+
+
+def lstm_gradients(
+    gradient: Tensor,
+    steps: Tensor,
+    described: Tensor,
+    state: Tensor,
+    table: Tensor,
+    parameters: list[Tensor],
+    where: Layout,
+) -> tuple[Tensor, Tensor]:
+    if not by_kernel(described):
         return reference.backward(gradient, steps, described, state, parameters, where)
     from timestepper.fused import launch
 
@@ -144,7 +155,7 @@ def scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> tuple[T
     Opaque to the compiler on purpose: it would carry the product into the pass over the features, which reads the
     parameters once per element and would then read and multiply the step sizes there, too.
     """
-    if not _by_kernel(steps):
+    if not by_kernel(steps):
         return reference.scale(parameters, steps, places), steps.new_empty(0, dtype=torch.int64)
     from timestepper.fused import launch
 
@@ -157,7 +168,7 @@ def _(parameters: list[Tensor], steps: Tensor, places: list[int]) -> tuple[Tenso
     rows = (len(set(places)) + len(places), SCALE_WIDTH)
     return (
         steps.new_empty(sum(parameter.numel() for parameter in parameters)),
-        steps.new_empty(rows if _by_kernel(steps) else 0, dtype=torch.int64),
+        steps.new_empty(rows if by_kernel(steps) else 0, dtype=torch.int64),
     )
 
 
@@ -166,7 +177,13 @@ def scale_backward(
     gradient: Tensor, parameters: list[Tensor], steps: Tensor, table: Tensor, places: list[int]
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the parameters, flat in their order, and of the step sizes."""
-    if not _by_kernel(steps):
+    return scale_gradients(gradient, parameters, steps, table, places)
+
+
+def scale_gradients(
+    gradient: Tensor, parameters: list[Tensor], steps: Tensor, table: Tensor, places: list[int]
+) -> tuple[Tensor, Tensor]:
+    if not by_kernel(steps):
         return reference.scale_backward(gradient, parameters, steps, places)
     from timestepper.fused import launch
 
