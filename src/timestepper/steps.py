@@ -1,10 +1,9 @@
 """The step sizes of one network: computed where it is entered, given to its stepped layers, forgotten where it is left.
 
-``attach`` leaves three things on a network: ``controllers`` as its first child, the stepped layers, and two hooks on
-the network itself, which are methods of :class:`Steps`.
+``attach`` leaves three things on a network: ``controllers`` as its first child, the stepped layers, and a subclass of
+its own class whose forward is one pass of its :class:`Steps`.
 """
 
-import sys
 import threading
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -25,16 +24,16 @@ from timestepper.errors import MismatchError, UnsupportedSiteError, WrappedModel
 from timestepper.reparam import Entry
 from timestepper.stepped import (
     CONTROLLERS,
+    STEPS,
     Given,
     Slot,
-    hide_controllers,
     is_stepped,
     make_plain,
     make_reader,
+    make_root,
     make_stepped,
 )
 
-_STEPS = "_timestepper"  # where a network keeps its Steps; no child, no parameter
 _TRANSPARENT = {"CheckpointWrapper", "OptimizedModule"}  # put around a layer, they run it as it is
 
 
@@ -65,14 +64,14 @@ class Stepping:
         return StageShape(len(stage.sites), stage.channels, length, self.reduction or stage.reduction)
 
 
-class _Passes(threading.local):
-    """The passes of one network that this thread is in: a network may be entered again inside itself."""
+class _Here(threading.local):
+    """Of one thread."""
 
     def __init__(self) -> None:
-        self.open: list[list[Given] | None] = []
+        self.givens: list[Given] | None = None  # of the pass that it is in
 
     def __reduce__(self):
-        return _Passes, ()
+        return _Here, ()
 
 
 @dataclass
@@ -107,7 +106,7 @@ class Steps:
         self.root = root
         self.stepping = stepping
         self.frozen: list[Given] | None = None
-        self._passes = _Passes()
+        self._here = _Here()
         by_site = [reparam.entries(root, site.last, site.gate) for stage in stepping.stages for site in stage.sites]
         reparam.refuse_shared(root, by_site)
         controllers = Controllers(
@@ -144,69 +143,52 @@ class Steps:
             make_reader(root.get_submodule(path), names)
         self._links = self._find_links()
         self._begins = list(accumulate((s.channels for s in stepping.stages for _ in s.sites), initial=0))
-        root.register_forward_pre_hook(self.enter)
-        root.register_forward_hook(self.leave, always_call=True)
+        make_root(root, self)
 
     def _insert(self, controllers: Controllers) -> None:
         """As the first child: who calls the children of a network one after the other begins with what does nothing."""
         children = dict(self.root._modules)
         self.root._modules.clear()
         self.root._modules.update({CONTROLLERS: controllers, **children})
-        self.root.__dict__[_STEPS] = self
-        hide_controllers(self.root)
 
     def take_off(self) -> None:
         """Leave nothing behind."""
-        for module in [place.layer for place in self._places] + [self.root.get_submodule(p) for p, _ in self._readers]:
+        readers = [(path, self.root.get_submodule(path)) for path, _ in self._readers]
+        changed = [("the network", self.root), *readers, *((place.path, place.layer) for place in self._places)]
+        for path, module in changed:
+            if "_original" not in vars(type(module)):
+                raise WrappedModelError(f"{path} is a {type(module).__name__} since attach; undo that before detach")
+        del self.root._modules[CONTROLLERS], self.root.__dict__[STEPS]
+        for _, module in changed:
             make_plain(module)
-        for hooks in (self.root._forward_pre_hooks, self.root._forward_hooks):
-            for key in [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is self]:
-                del hooks[key]
-                self.root._forward_hooks_always_called.pop(key, None)
-        del self.root._modules[CONTROLLERS], self.root.__dict__[_STEPS]
-        if is_stepped(self.root):
-            make_plain(self.root)
 
     # -- passes --------------------------------------------------------------------------------------------------------
 
-    def enter(self, root: nn.Module, inputs: tuple) -> None:
-        """The network's forward pre-hook."""
+    def around(self) -> list[Given] | None:
+        """What the pass that this thread is in has given: a network may be entered again inside itself."""
+        return None if torch.compiler.is_compiling() else self._here.givens
+
+    def enter(self, root: nn.Module) -> None:
+        """Begin a pass in this thread."""
         if torch.compiler.is_compiling():
             self._hand_out(self.givens())
             return
         self.refuse_changes(root)
-        if self._passes.open:
-            self._forget_interrupted()
-        self._passes.open.append(None)  # which leave takes away again, whatever happens here
-        givens = self._passes.open[-1] = self.givens()
+        givens = self._here.givens = self.givens()
         self._hand_out(givens)
         if givens[0].graded:
             for place, given in zip(self._places, givens, strict=True):
                 place.slot.keep(given)
 
-    def leave(self, root: nn.Module, inputs: tuple, output) -> None:
-        """The network's forward hook, called after an exception too."""
-        if torch.compiler.is_compiling() or len(self._passes.open) < 2:
-            for place in self._places:
-                place.slot.cell.given = None
-            if not torch.compiler.is_compiling():
-                self._passes.open.clear()
-            return
-        self._passes.open.pop()
-        if (around := self._passes.open[-1]) is not None:
-            self._hand_out(around)
+    def leave(self, around: list[Given] | None) -> None:
+        """End it, however it went; twice does no harm."""
+        if not torch.compiler.is_compiling():
+            self._here.givens = around
+        self._hand_out(around)
 
-    def _hand_out(self, givens: list[Given]) -> None:
-        for place, given in zip(self._places, givens, strict=True):
-            place.slot.cell.given = given
-
-    def _forget_interrupted(self) -> None:
-        """torch calls no hook after a KeyboardInterrupt: a pass may be left over that nobody is in any more."""
-        frame, inside = sys._getframe(), 0
-        while frame is not None:
-            inside += frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals.get("self") is self.root
-            frame = frame.f_back  # type: ignore[assignment]
-        del self._passes.open[inside - 1 :]  # one of the calls is the one that begins here
+    def _hand_out(self, givens: list[Given] | None) -> None:
+        for number, place in enumerate(self._places):
+            place.slot.cell.given = None if givens is None else givens[number]
 
     def alone(self, site: int) -> Given:
         """What a layer runs with that is called by itself."""
@@ -369,7 +351,7 @@ class Steps:
 
 def find(module: nn.Module) -> Steps | None:
     """The steps of a network, None of one that has none."""
-    return module.__dict__.get(_STEPS)
+    return module.__dict__.get(STEPS)
 
 
 def _trained(layer: nn.Module, entry: Entry) -> Tensor:
