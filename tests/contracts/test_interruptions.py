@@ -51,20 +51,25 @@ def parts(net):
 
 def strike(moments: random.Random, error: type[BaseException], call, longest: float) -> bool:
     """Raise somewhere inside a call, from a signal handler as Ctrl-C does; whether it was still running."""
+    armed = [True]
 
     def handler(number, frame):
-        raise error
+        if armed:
+            armed.clear()
+            raise error
 
     before = signal.signal(signal.SIGALRM, handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, longest))
         call()
+        armed.clear()
         return False
     except error:
         return True
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        torch.set_grad_enabled(True)  # torch's own no_grad is left on where its end is hit
 
 
 def struck(net, count: int) -> int:
@@ -87,9 +92,9 @@ def struck(net, count: int) -> int:
 
 
 def test_exceptions_at_random_moments_change_nothing(quiet):
-    expected = gradients(copy.deepcopy(quiet))
-    assert struck(quiet, 300) > 30
-    assert same(gradients(quiet), expected)
+    expected = gradients(copy.deepcopy(quiet).eval())
+    assert struck(quiet, 400) > 40
+    assert same(gradients(quiet.eval()), expected)
     for parameter in quiet.parameters():
         parameter.data.mul_(1.01)  # what was left over would be seen now
     assert fits_its_fold(quiet)
@@ -105,7 +110,7 @@ def test_a_thousand_exceptions_at_random_moments_change_nothing(quiet):
 def ways(net):
     """Every module, before and after."""
     for path, module in net.named_modules():
-        if not path.startswith("controllers."):
+        if not path.startswith("controllers"):  # which are no layers: no pass calls their hooks
             yield path, module.register_forward_pre_hook
             yield path, module.register_forward_hook
 
@@ -125,7 +130,6 @@ def test_a_hook_that_raises_before_or_after_any_layer(quiet, error, training):
         handle = register(fail)
         with pytest.raises(error):
             quiet(images)
-            pytest.fail("the hook was not called")  # of controllers, which no pass calls
         handle.remove()
         assert same(state(quiet), expected)
         assert torch.equal(quiet.layer1(torch.ones(2, 8, 4, 4)), part)

@@ -80,7 +80,11 @@ def test_forwards_in_threads_overlap():
     """Two that wait for each other in the middle of a forward both go on: nobody holds a lock."""
     net, barrier = small().eval(), threading.Barrier(2)
     expected = net(batch()[0])
-    net.layer2.register_forward_pre_hook(lambda *_: barrier.wait(60) and None)
+
+    def wait(*_):
+        barrier.wait(60)
+
+    net.layer2.register_forward_pre_hook(wait)
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(net, [batch()[0]] * 2))
     assert all(torch.equal(logits, expected) for logits in found)
