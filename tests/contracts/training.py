@@ -51,6 +51,13 @@ def small(kind: type[CifarResNet] = CifarResNet) -> CifarResNet:
     return net
 
 
+def tiny(kind: str = "lstm") -> nn.Sequential:
+    """One block and a head, attached: what the slowest compilers can do in seconds."""
+    body = plain()
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+    return timestepper.attach(nn.Sequential(body.conv1, body.layer1, head), kind)
+
+
 @functools.cache
 def _trained() -> dict[str, Tensor]:
     return train(timestepper.attach(plain())).state_dict()
