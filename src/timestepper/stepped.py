@@ -184,8 +184,16 @@ def _run_alone(layers: list, forward: Callable, module, args: tuple, kwargs: dic
             layer._slot.cell.given = _recomputed(layer._slot) or layer._alone()
         return forward(module._view, *args, **kwargs)
     finally:
-        for layer in layers:
-            layer._slot.cell.given = None
+        try:
+            _take_back(layers)
+        except BaseException:  # Ctrl-C, just here
+            _take_back(layers)
+            raise
+
+
+def _take_back(layers: list) -> None:
+    for layer in layers:
+        layer._slot.cell.given = None
 
 
 def _recomputed(slot: Slot) -> Given | None:
@@ -213,20 +221,49 @@ def _refuse_reentrant() -> None:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-# -- a network that is a container itself ------------------------------------------------------------------------------
+# -- the network itself ------------------------------------------------------------------------------------------------
 
 CONTROLLERS = "controllers"
+STEPS = "_timestepper"  # where a network keeps its Steps; no child, no parameter
 
 
-def hide_controllers(root: nn.Module) -> None:
-    """A Sequential, ModuleList or ModuleDict gains a child that is none of its items."""
-    if isinstance(root, nn.Sequential | nn.ModuleList | nn.ModuleDict):
-        original: Any = type(root)
-        root.__class__ = _hiding_class(original)  # type: ignore[assignment]
+def make_root(root: nn.Module, steps: Any) -> None:
+    """Let every forward of a network be a pass of its steps."""
+    original: Any = type(root)
+    root.__class__ = _root_class(original)
+    root.__dict__[STEPS] = steps
 
 
 @functools.cache
-def _hiding_class(original: Any) -> type[nn.Module]:
+def _root_class(original: Any) -> type[nn.Module]:
+    def forward(self, *args, **kwargs):
+        steps = self._timestepper
+        if not torch.compiler.is_compiling() and torch.fx._symbolic_trace.is_fx_symbolic_tracing():
+            return original.forward(self, *args, **kwargs)  # each layer that is left whole runs by itself
+        around = steps.around()
+        try:  # and no hook, which torch calls after an Exception, but not after Ctrl-C
+            steps.enter(self)
+            return original.forward(self, *args, **kwargs)
+        finally:
+            try:
+                steps.leave(around)
+            except BaseException:  # Ctrl-C, just here
+                steps.leave(around)
+                raise
+
+    methods: dict[str, Any] = {
+        "forward": functools.wraps(original.forward)(forward),
+        "__reduce_ex__": lambda self, protocol: (_remade, ("_root_class", original), self.__getstate__()),
+        "_original": original,
+    }
+    if issubclass(original, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        methods |= _hiding_controllers(original)
+    return _subclass(original, methods)
+
+
+def _hiding_controllers(original: Any) -> dict[str, Any]:
+    """A network that is a container itself gains a child that is none of its items."""
+
     def items(self):
         return [(key, child) for key, child in self._modules.items() if key != CONTROLLERS]
 
@@ -240,8 +277,6 @@ def _hiding_class(original: Any) -> type[nn.Module]:
         "__len__": lambda self: len(self._modules) - 1,
         "__iter__": lambda self: iter([key if keyed else child for key, child in items(self)]),
         "__getitem__": get_item,
-        "__reduce_ex__": lambda self, protocol: (_remade, ("_hiding_class", original), vars(self)),
-        "_original": original,
     }
     if keyed:
         methods |= {
@@ -249,4 +284,4 @@ def _hiding_class(original: Any) -> type[nn.Module]:
             "keys": lambda self: [key for key, _ in items(self)],
             "values": lambda self: [child for _, child in items(self)],
         }
-    return _subclass(original, methods)
+    return methods

@@ -1,12 +1,11 @@
 """The step sizes of one network: computed where it is entered, given to its stepped layers, forgotten where it is left.
 
-``attach`` leaves three things on a network: ``controllers`` as its first child, the stepped layers, and two hooks on
-the network itself, which are methods of :class:`Steps`.
+``attach`` leaves three things on a network: ``controllers`` as its first child, the stepped layers, and a subclass of
+its own class whose forward is one pass of its :class:`Steps`.
 """
 
-import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,6 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.eval_frame import skip_code
 
 from timestepper import equations, fused, reparam
 from timestepper.adapters import Stage
@@ -26,16 +24,16 @@ from timestepper.errors import MismatchError, UnsupportedSiteError, WrappedModel
 from timestepper.reparam import Entry
 from timestepper.stepped import (
     CONTROLLERS,
+    STEPS,
     Given,
     Slot,
-    hide_controllers,
     is_stepped,
     make_plain,
     make_reader,
+    make_root,
     make_stepped,
 )
 
-_STEPS = "_timestepper"  # where a network keeps its Steps; no child, no parameter
 _TRANSPARENT = {"CheckpointWrapper", "OptimizedModule"}  # put around a layer, they run it as it is
 
 
@@ -66,14 +64,14 @@ class Stepping:
         return StageShape(len(stage.sites), stage.channels, length, self.reduction or stage.reduction)
 
 
-class _Passes(threading.local):
-    """The passes of one network that this thread is in: a network may be entered again inside itself."""
+class _Here(threading.local):
+    """Of one thread."""
 
     def __init__(self) -> None:
-        self.open: list[list[Given] | None] = []
+        self.givens: list[Given] | None = None  # of the pass that it is in
 
     def __reduce__(self):
-        return _Passes, ()
+        return _Here, ()
 
 
 @dataclass
@@ -108,7 +106,7 @@ class Steps:
         self.root = root
         self.stepping = stepping
         self.frozen: list[Given] | None = None
-        self._passes = _Passes()
+        self._here = _Here()
         by_site = [reparam.entries(root, site.last, site.gate) for stage in stepping.stages for site in stage.sites]
         reparam.refuse_shared(root, by_site)
         controllers = Controllers(
@@ -146,76 +144,52 @@ class Steps:
         self._links = self._find_links()
         ends = [0, *accumulate(stage.channels for stage in stepping.stages for _ in stage.sites)]
         self._spans = list(pairwise(ends))  # of every site, among the step sizes of all sites
-        root.register_forward_pre_hook(self.enter)
-        root.register_forward_hook(self.leave, always_call=True)
+        make_root(root, self)
 
     def _insert(self, controllers: Controllers) -> None:
         """As the first child: who calls the children of a network one after the other begins with what does nothing."""
         children = dict(self.root._modules)
         self.root._modules.clear()
         self.root._modules.update({CONTROLLERS: controllers, **children})
-        self.root.__dict__[_STEPS] = self
-        hide_controllers(self.root)
 
     def take_off(self) -> None:
         """Leave nothing behind."""
-        for module in [place.layer for place in self._places] + [self.root.get_submodule(p) for p, _ in self._readers]:
+        readers = [(path, self.root.get_submodule(path)) for path, _ in self._readers]
+        changed = [("the network", self.root), *readers, *((place.path, place.layer) for place in self._places)]
+        for path, module in changed:
+            if "_original" not in vars(type(module)):
+                raise WrappedModelError(f"{path} is a {type(module).__name__} since attach; undo that before detach")
+        del self.root._modules[CONTROLLERS], self.root.__dict__[STEPS]
+        for _, module in changed:
             make_plain(module)
-        for hooks in (self.root._forward_pre_hooks, self.root._forward_hooks):
-            for key in [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is self]:
-                del hooks[key]
-                self.root._forward_hooks_always_called.pop(key, None)
-        del self.root._modules[CONTROLLERS], self.root.__dict__[_STEPS]
-        if is_stepped(self.root):
-            make_plain(self.root)
 
     # -- passes --------------------------------------------------------------------------------------------------------
 
-    def enter(self, root: nn.Module, inputs: tuple) -> None:
-        """The network's forward pre-hook."""
-        if torch.compiler.is_compiling():  # inside of a larger network
-            self._hand_out(self.givens())
-        else:
-            _eagerly(self._enter, root)
+    def around(self) -> list[Given] | None:
+        """What the pass that this thread is in has given: a network may be entered again inside itself."""
+        return None if torch.compiler.is_compiling() else self._here.givens
 
-    def leave(self, root: nn.Module, inputs: tuple, output) -> None:
-        """The network's forward hook, called after an exception too."""
+    def enter(self, root: nn.Module) -> None:
+        """Begin a pass in this thread."""
         if torch.compiler.is_compiling():
-            for place in self._places:
-                place.slot.cell.given = None
-        else:
-            _eagerly(self._leave)
-
-    def _enter(self, root: nn.Module) -> None:
+            self._hand_out(self.givens())
+            return
         self.refuse_changes(root)
-        if self._passes.open:
-            self._forget_interrupted()
-        self._passes.open.append(None)  # which leave takes away again, whatever happens here
-        givens = self._passes.open[-1] = self.givens()
-        for place, given in zip(self._places, givens, strict=True):
-            slot = place.slot
-            slot.cell.given = given
-            if given.graded:
-                slot.keep(given)
+        givens = self._here.givens = self.givens()
+        self._hand_out(givens)
+        if givens[0].graded:
+            for place, given in zip(self._places, givens, strict=True):
+                place.slot.keep(given)
 
-    def _leave(self) -> None:
-        if self._passes.open:
-            self._passes.open.pop()
-        around = self._passes.open[-1] if self._passes.open else None
+    def leave(self, around: list[Given] | None) -> None:
+        """End it, however it went; twice does no harm."""
+        if not torch.compiler.is_compiling():
+            self._here.givens = around
+        self._hand_out(around)
+
+    def _hand_out(self, givens: list[Given] | None) -> None:
         for number, place in enumerate(self._places):
-            place.slot.cell.given = None if around is None else around[number]
-
-    def _hand_out(self, givens: list[Given]) -> None:
-        for place, given in zip(self._places, givens, strict=True):
-            place.slot.cell.given = given
-
-    def _forget_interrupted(self) -> None:
-        """torch calls no hook after a KeyboardInterrupt: a pass may be left over that nobody is in any more."""
-        frame, inside = sys._getframe(), 0
-        while frame is not None:
-            inside += frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals.get("self") is self.root
-            frame = frame.f_back  # type: ignore[assignment]
-        del self._passes.open[inside - 1 :]  # one of the calls is the one that begins here
+            place.slot.cell.given = None if givens is None else givens[number]
 
     def alone(self, site: int) -> Given:
         """What a layer runs with that is called by itself."""
@@ -353,7 +327,8 @@ class Steps:
         new = link.parent._modules.get(link.name)
         place = next((place for place in self._places if place.layer is link.child), None)
         around = new is not None and any(part is link.child for part in new.modules())
-        if around and (place is None or type(new).__name__ in _TRANSPARENT):
+        shows = place is None and all(hasattr(new, name) for name in link.child._modules)
+        if around and (shows or type(new).__name__ in _TRANSPARENT):
             link.child = cast(nn.Module, new)
             return
         if place is not None and new is not None and reparam.replaces(new, place.layer):
@@ -361,27 +336,18 @@ class Steps:
             place.layer = link.child = new
             make_stepped(new, place.entries, partial(self.alone, place.site))
             return
-        raise MismatchError(
-            f"{link.path} was {'wrapped in' if around else 'replaced by'} {type(new).__name__} since attach, which "
-            "would run without its step size; call timestepper.detach(net) first and attach afterwards, or change "
-            "timestepper.fold(net)"
+        was, which = (
+            ("wrapped in", "hides its layers") if around else ("replaced by", "would run without its step size")
         )
-
-
-@torch.compiler.disable
-def _eagerly(function: Callable, *arguments: object) -> None:
-    function(*arguments)
-
-
-# torch.compile(net) runs the hooks of the network by themselves. As graphs of their own they would cost more in guards
-# than they save: they are not compiled there, and looked into where a larger network is.
-for _hook in (Steps.enter, Steps.leave):
-    skip_code(_hook.__code__)
+        raise MismatchError(
+            f"{link.path} was {was} {type(new).__name__} since attach, which {which}; call timestepper.detach(net) "
+            "first and attach afterwards, or change timestepper.fold(net)"
+        )
 
 
 def find(module: nn.Module) -> Steps | None:
     """The steps of a network, None of one that has none."""
-    return module.__dict__.get(_STEPS)
+    return module.__dict__.get(STEPS)
 
 
 def _trained(layer: nn.Module, entry: Entry) -> Tensor:
