@@ -37,7 +37,7 @@ def variant(name: str, model: str, classes: int) -> torch.nn.Module:
         return network
     net = timestepper.attach(network, "independent" if name == "independent" else "lstm")
     if name in ("path", "fused"):
-        net.fused = name == "fused"
+        net.controllers.fused = name == "fused"
     return net
 
 
@@ -64,7 +64,7 @@ def network_errors(device: torch.device) -> dict[str, float]:
     images = torch.randn(8, 3, 32, 32, device=device)
     for path in (False, True):
         net = variant("path", "cifar/resnet20", 10).to(device)
-        net.fused = path
+        net.controllers.fused = path
         logits = net(images)
         logits.square().sum().backward()
         results[path] = [logits.detach(), *(p.grad for p in net.parameters())]

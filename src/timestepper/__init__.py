@@ -1,11 +1,32 @@
-"""Residual networks that learn their own time steps."""
+"""Residual networks that learn their own time steps.
+
+    net = timestepper.attach(net)       # in place: your network, your loop, one line
+    plain = timestepper.fold(net)       # a plain copy with the step sizes in its weights
+
+Attach and take off: attach, detach, fold, frozen_steps.
+Look inside: step_sizes, evolution_time, summary, descriptor_influence, is_attached.
+Train parts: parameter_groups, controller_parameters, freeze_base.
+Save and load: save_controllers, load_controllers, save_folded, load_folded.
+Your own blocks and controllers: adapters, controllers.
+"""
 
 import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from timestepper import adapters, controllers
-    from timestepper.api import attach, detach, evolution_time, fold, step_sizes
+    from timestepper.api import (
+        attach,
+        controller_parameters,
+        detach,
+        evolution_time,
+        fold,
+        freeze_base,
+        frozen_steps,
+        is_attached,
+        parameter_groups,
+        step_sizes,
+    )
     from timestepper.inspection import descriptor_influence, summary
     from timestepper.saving import load_controllers, load_folded, save_controllers, save_folded
 
@@ -14,13 +35,18 @@ __version__ = "0.1.0"
 __all__ = [
     "adapters",
     "attach",
+    "controller_parameters",
     "controllers",
     "descriptor_influence",
     "detach",
     "evolution_time",
     "fold",
+    "freeze_base",
+    "frozen_steps",
+    "is_attached",
     "load_controllers",
     "load_folded",
+    "parameter_groups",
     "save_controllers",
     "save_folded",
     "step_sizes",
@@ -36,3 +62,7 @@ def __getattr__(name: str):
         return importlib.import_module(f"timestepper.{name}")
     homes = map(importlib.import_module, ("timestepper.api", "timestepper.inspection", "timestepper.saving"))
     return next(getattr(home, name) for home in homes if hasattr(home, name))
+
+
+def __dir__() -> list[str]:
+    return __all__

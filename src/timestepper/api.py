@@ -2,18 +2,18 @@
 
 import copy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import attrgetter
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from timestepper import equations
+from timestepper import equations, steps
 from timestepper.adapters import find_stages
-from timestepper.attached import Attached, Stepping, no_autocast
-from timestepper.call import NO_CHECKPOINTING, one_at_a_time
 from timestepper.controllers import ControllerSpec, parse
 from timestepper.errors import (
-    ActivationCheckpointingError,
     AlreadyAttachedError,
     NonFiniteError,
     NoSitesError,
@@ -22,24 +22,41 @@ from timestepper.errors import (
     UnknownNameError,
     WrappedModelError,
 )
+from timestepper.stepped import CONTROLLERS
+from timestepper.steps import Stepping, Steps
 
+Network = TypeVar("Network", bound=nn.Module)
 DESCRIPTORS = ("mean", "visible")  # how the controller is shown the weights; the paper's is the first
 
 
 def attach(
-    model: nn.Module,
+    model: Network,
     controller: str | ControllerSpec = "lstm",
     *,
     reduction: int | None = None,
     descriptor: str = "mean",
     descriptor_gradient: bool = True,
-) -> Attached:
-    """Put a controller on every stage of a residual network and return the network to train.
+) -> Network:
+    """Put a controller on every stage of a residual network, in place.
 
-    ``controller`` is ``"lstm"`` (the paper's), ``"two_fc"``, ``"independent"`` or ``"fixed(0.01)"``. ``reduction`` is
-    the paper's r (default 4 for basic blocks, 8 for bottlenecks). ``descriptor="visible"`` shows the controller its
-    weights normalised, with their scale, instead of as they are. ``descriptor_gradient=False`` stops the gradient of
-    the step sizes at the convolution weights that the controller reads. The model itself is not changed.
+    The network keeps its class, signature, methods and keys; it gains ``controllers``, its first child. Train it as it
+    was trained before: step sizes are part of every forward, whichever part of the network is called.
+
+    Args:
+        model: the network.
+        controller: ``"lstm"`` (the paper's), ``"two_fc"``, ``"independent"`` or ``"fixed(0.01)"``.
+        reduction: the paper's r; by default 4 for basic blocks, 8 for bottlenecks.
+        descriptor: ``"visible"`` shows the controller its weights normalised, with their scale, instead of as they are.
+        descriptor_gradient: False stops the gradient of the step sizes at the convolution weights that are read.
+
+    Returns:
+        The very module that was given.
+
+    Raises:
+        NoSitesError: no residual block is known; the message names those that are there.
+        UnsupportedSiteError: a branch ends in a layer that cannot take a step size.
+        AlreadyAttachedError, WrappedModelError: it has controllers already; it is compiled or wrapped.
+        UnknownNameError, StepSizeError: of a controller or an option that is not.
     """
     _refuse_wrapped(model)
     spec = parse(controller)
@@ -47,27 +64,39 @@ def attach(
         raise UnknownNameError(f"unknown descriptor {descriptor!r}; known are {', '.join(DESCRIPTORS)}")
     if reduction is not None and (not isinstance(reduction, int) or reduction < 1):
         raise StepSizeError(f"reduction must be a whole number of at least 1, not {reduction!r}")
-    if hasattr(model, "controllers") or "stepping" in model._modules:
-        raise AlreadyAttachedError(
-            f"{type(model).__name__} has a part or attribute named 'controllers' or 'stepping'; rename it"
-        )
-    stages = tuple(find_stages(model))
-    net = Attached(model, Stepping(stages, spec, reduction, descriptor, descriptor_gradient))
-    reference = attrgetter(f"{stages[0].sites[0].convs[0]}.weight")(model)
-    net.controllers.to(device=reference.device, dtype=torch.promote_types(reference.dtype, torch.float32))
-    return net
+    if hasattr(model, CONTROLLERS):
+        raise AlreadyAttachedError(f"{type(model).__name__} has a part or attribute named 'controllers'; rename it")
+    Steps(model, Stepping(tuple(find_stages(model)), spec, reduction, descriptor, descriptor_gradient))
+    return model
 
 
 @torch.no_grad()
 def fold(net: nn.Module) -> nn.Module:
-    """A plain network with the step sizes in its weights: the base's class and keys, the attached network's logits.
+    """A plain network with the step sizes in its weights.
 
-    A copy; ``net`` stays as it is. Works in float32 or better and casts once, whatever the network's precision.
+    Works in float32 or better and casts once, whatever the network's precision.
+
+    Args:
+        net: an attached network, also inside DDP, AveragedModel or torch.compile.
+
+    Returns:
+        A copy of the network as it was before ``attach``: its class and keys, the attached network's logits. ``net``
+        stays as it is.
+
+    Raises:
+        NotAttachedError: ``net`` has no controllers.
+        NonFiniteError: a weight is NaN or infinite; the message names it.
+        WrappedModelError: ``net`` is sharded over several processes.
     """
-    attached = find_attached(net)
-    attached.refuse_changes()
-    effective = attached.effective_parameters()
-    plain = copy.deepcopy(attached._base)
+    found = find_steps(net)
+    found.refuse_changes(found.root)
+    if any(base.__name__ == "FSDPModule" for part in found.root.modules() for base in type(part).__mro__):
+        raise WrappedModelError(
+            f"{type(found.root).__name__} is sharded; load its full state dict into an attached network that is not, "
+            "and fold that one"
+        )
+    effective = found.effective_parameters()
+    plain = detach(copy.deepcopy(found.root))
     for name, value in effective.items():
         attrgetter(name)(plain).copy_(value)  # not get_parameter: those of a frozen batch norm are buffers
     for name, value in (*plain.named_parameters(), *plain.named_buffers()):
@@ -80,40 +109,192 @@ def fold(net: nn.Module) -> nn.Module:
 
 
 def detach(net: nn.Module) -> nn.Module:
-    """The base network as it is, without its step sizes: the very module that was attached to, nothing left behind."""
-    return find_attached(net)._base
+    """Take controllers and step sizes off a network again, in place.
+
+    Args:
+        net: an attached network, also inside DDP, AveragedModel or torch.compile.
+
+    Returns:
+        The very module that was attached to, with its trained weights as they are: same class and keys, nothing left
+        behind. (:func:`fold` gives a network that computes the same; this one does not.)
+
+    Raises:
+        NotAttachedError: ``net`` has no controllers.
+    """
+    found = find_steps(net)
+    found.take_off()
+    return found.root
+
+
+@contextmanager
+def frozen_steps(net: nn.Module) -> Iterator[nn.Module]:
+    """``with frozen_steps(net):`` computes step sizes and effective parameters once, for all calls inside.
+
+    For inference. Outside of it nothing is kept between two calls; inside, changes to the weights of the network or
+    its controllers are not noticed where they enter a step size. No gradients.
+
+    Args:
+        net: an attached network.
+
+    Yields:
+        The same network.
+
+    Raises:
+        NotAttachedError: ``net`` has no controllers.
+    """
+    found = find_steps(net)
+    before = found.frozen
+    with torch.no_grad():
+        found.refuse_changes(found.root)
+        found.frozen = found.givens()
+    try:
+        yield net
+    finally:
+        found.frozen = before
 
 
 @torch.no_grad()
 def step_sizes(net: nn.Module) -> dict[str, Tensor]:
-    """Step sizes by stage, each (depth, channels)."""
-    attached = find_attached(net)
-    with one_at_a_time(attached._base), no_autocast(attached):
-        found = attached._by_stage(attached._steps())
-    return {stage.name: dt for stage, dt in zip(attached.stepping.stages, found, strict=True)}
+    """Step sizes of an attached network.
+
+    Args:
+        net: an attached network, also inside DDP, AveragedModel or torch.compile.
+
+    Returns:
+        By stage, each (depth, channels).
+
+    Raises:
+        NotAttachedError: ``net`` has no controllers.
+    """
+    return find_steps(net).step_sizes()
 
 
 def evolution_time(net: nn.Module) -> dict[str, float]:
-    """Evolution time by stage: step sizes summed over depth, averaged over channels. A plain stage has its depth."""
+    """Step sizes summed over depth, averaged over channels. A plain stage has its depth.
+
+    Args:
+        net: an attached network, also inside DDP, AveragedModel or torch.compile.
+
+    Returns:
+        By stage.
+
+    Raises:
+        NotAttachedError: ``net`` has no controllers.
+    """
     return {name: equations.evolution_time(dt).mean().item() for name, dt in step_sizes(net).items()}
 
 
-def find_attached(net: nn.Module) -> Attached:
-    """The attached network inside DDP, AveragedModel or torch.compile wrappers."""
-    inner = net
-    while not isinstance(inner, Attached):
-        wrapped = (
-            inner._modules.get("module", inner._modules.get("_orig_mod")) if isinstance(inner, nn.Module) else None
-        )
-        if wrapped is None:
-            raise NotAttachedError(f"{type(net).__name__} has no controllers{_where_else(net)}")
-        inner = wrapped
-    return inner
+def controller_parameters(net: nn.Module) -> list[nn.Parameter]:
+    """The parameters of the controllers: what a network has more than before it was attached to.
+
+    Args:
+        net: an attached network, also inside DDP, AveragedModel or torch.compile.
+
+    Returns:
+        In the order of the stages; none for ``fixed``.
+
+    Raises:
+        NotAttachedError: ``net`` has no controllers.
+    """
+    return list(find_steps(net).controllers.parameters())
+
+
+def parameter_groups(
+    net: nn.Module,
+    *,
+    weight_decay: float | None = None,
+    controller_weight_decay: float | None = None,
+    controller_lr: float | None = None,
+) -> list[dict[str, Any]]:
+    """Two groups for an optimiser, the network's and its controllers' parameters, so that they can be trained apart.
+
+    Args:
+        net: an attached network, also inside DDP, AveragedModel or torch.compile.
+        weight_decay: of the network; by default the optimiser's own.
+        controller_weight_decay: of the controllers; by default that of the network. The paper decays everything alike.
+        controller_lr: learning rate of the controllers; by default the optimiser's own.
+
+    Returns:
+        What ``torch.optim.SGD(timestepper.parameter_groups(net), lr=0.1)`` takes. Only parameters that are trained.
+
+    Raises:
+        NotAttachedError: ``net`` has no controllers.
+    """
+    controllers = {id(parameter): parameter for parameter in controller_parameters(net)}
+    options = {
+        "network": {"weight_decay": weight_decay},
+        "controllers": {
+            "weight_decay": weight_decay if controller_weight_decay is None else controller_weight_decay,
+            "lr": controller_lr,
+        },
+    }
+    members = {
+        "network": [p for p in net.parameters() if id(p) not in controllers],
+        "controllers": list(controllers.values()),
+    }
+    return [
+        {
+            "name": name,
+            "params": [parameter for parameter in members[name] if parameter.requires_grad],
+            **{key: value for key, value in options[name].items() if value is not None},
+        }
+        for name in members
+    ]
+
+
+def freeze_base(net: Network) -> Network:
+    """Train the step sizes alone: every other parameter gets ``requires_grad=False``.
+
+    Batch norms still follow their statistics in train mode; call ``net.eval()`` to hold these too.
+
+    Args:
+        net: an attached network, also inside DDP, AveragedModel or torch.compile.
+
+    Returns:
+        The same network.
+
+    Raises:
+        NotAttachedError: ``net`` has no controllers.
+    """
+    find_steps(net).controllers.requires_grad_(True)
+    controllers = {id(parameter) for parameter in controller_parameters(net)}
+    for parameter in net.parameters():
+        if id(parameter) not in controllers:
+            parameter.requires_grad_(False)
+    return net
+
+
+def is_attached(net: nn.Module) -> bool:
+    """Whether a network, or the one inside a wrapper, has controllers.
+
+    Args:
+        net: any network.
+
+    Returns:
+        True or False.
+    """
+    return _inner(net) is not None
+
+
+def find_steps(net: nn.Module) -> Steps:
+    """The steps of the attached network inside DDP, AveragedModel or torch.compile wrappers."""
+    found = _inner(net)
+    if found is None:
+        raise NotAttachedError(f"{type(net).__name__} has no controllers{_where_else(net)}")
+    return found
+
+
+def _inner(net: object) -> Steps | None:
+    while isinstance(net, nn.Module):
+        if (found := steps.find(net)) is not None:
+            return found
+        net = net._modules.get("module", net._modules.get("_orig_mod"))
+    return None
 
 
 def _where_else(net: object) -> str:
     parts = net.named_modules() if isinstance(net, nn.Module) else ()
-    found = next((path for path, part in parts if isinstance(part, Attached)), None)
+    found = next((path for path, part in parts if steps.find(part) is not None), None)
     return f", but its part {found} has: give that one" if found else "; call timestepper.attach first"
 
 
@@ -123,9 +304,9 @@ def _refuse_wrapped(model: nn.Module) -> None:
             f"attach takes a network, not {model!r}; timestepper.adapters.create_model makes one by name"
         )
     for path, module in model.named_modules():
-        if isinstance(module, Attached):
+        if (found := steps.find(module)) is not None:
             raise AlreadyAttachedError(
-                f"{path or type(model).__name__} has controllers already ({module.stepping.controller}); "
+                f"{path or type(model).__name__} has controllers already ({found.stepping.controller}); "
                 "call timestepper.detach(net) first to attach others"
             )
         kind = type(module).__name__
@@ -136,8 +317,6 @@ def _refuse_wrapped(model: nn.Module) -> None:
             )
         if module._compiled_call_impl is not None:
             raise WrappedModelError(f"{path or kind} is compiled; attach first, then compile the result")
-        if getattr(module, "grad_checkpointing", False) is True or kind == "CheckpointWrapper":
-            raise ActivationCheckpointingError(NO_CHECKPOINTING)
 
 
 _WRAPPERS = {

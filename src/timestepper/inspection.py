@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from timestepper.adapters import skipped_blocks
-from timestepper.api import detach, find_attached, step_sizes
-from timestepper.attached import Attached, no_autocast
-from timestepper.call import one_at_a_time
+from timestepper.api import detach, find_steps, is_attached, step_sizes
 from timestepper.equations import evolution_time
 from timestepper.errors import MismatchError, UnknownNameError, first_line
+from timestepper.steps import Steps
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
@@ -70,20 +69,19 @@ def summary(net: nn.Module, input_size: tuple[int, int, int] = (3, 224, 224)) ->
 
     On the meta device everything is counted as elsewhere, and the step sizes are NaN.
     """
-    attached = find_attached(net)
-    base = detach(attached)
-    folded = count_parameters(base)
-    kept = sum(stage.channels * len(stage.sites) for stage in attached.stepping.stages)
+    found = find_steps(net)
+    train, controllers = count_parameters(found.root), count_parameters(found.controllers)
+    kept = sum(stage.channels * len(stage.sites) for stage in found.stepping.stages)
     return Summary(
-        model=type(base).__name__,
-        controller=str(attached.stepping.controller),
-        stages=tuple(_stages(attached)),
-        skipped=tuple(skipped_blocks(base, list(attached.stepping.stages))),
-        parameters_train=count_parameters(attached),
-        parameters_with_steps=folded + kept,
-        parameters_folded=folded,
-        gflops=multiply_adds(base, input_size) / 1e9,
-        gflops_controller=controller_multiply_adds(attached) / 1e9,
+        model=type(found.root).__name__,
+        controller=str(found.stepping.controller),
+        stages=tuple(_stages(found)),
+        skipped=tuple(skipped_blocks(found.root, list(found.stepping.stages))),
+        parameters_train=train,
+        parameters_with_steps=train - controllers + kept,
+        parameters_folded=train - controllers,
+        gflops=multiply_adds(found.root, input_size) / 1e9,
+        gflops_controller=controller_multiply_adds(found) / 1e9,
     )
 
 
@@ -97,11 +95,11 @@ def descriptor_influence(net: nn.Module, shown: str = "zeros") -> dict[str, floa
     replacement = {"zeros": torch.zeros_like, "mean": lambda rows: rows.mean(0, keepdim=True).expand_as(rows)}
     if shown not in replacement:
         raise UnknownNameError(f"unknown replacement {shown!r}; a controller can be shown zeros or mean")
-    attached = find_attached(net)
+    found = find_steps(net)
     moved = {}
-    with one_at_a_time(attached._base), no_autocast(attached):  # as step_sizes are computed: in float32 or better
-        for stage, controller in attached.controlled():
-            described = attached.descriptors(stage, controller)
+    with found.no_autocast():  # as step_sizes are computed: in float32 or better
+        for stage, controller in found.controlled():
+            described = found.descriptors(stage, controller)
             other = controller(replacement[shown](described))
             moved[stage.name] = _known((controller(described) - other).abs().max()).item()
     return moved
@@ -115,6 +113,7 @@ def multiply_adds(model: nn.Module, input_size: tuple[int, int, int]) -> int:
     """Multiply-adds of convolutions and matrix products for one image, counted on shapes alone."""
     try:
         shadow = _without_hooks(model).to("meta").eval()
+        shadow = detach(shadow) if is_attached(shadow) else shadow  # the network's own, as it was
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             shadow(torch.empty(1, *input_size, device="meta"))
     except Exception as error:  # of a foreign network, which can raise anything
@@ -126,16 +125,16 @@ def multiply_adds(model: nn.Module, input_size: tuple[int, int, int]) -> int:
     return counter.get_total_flops() // 2
 
 
-def controller_multiply_adds(attached: Attached) -> int:
+def controller_multiply_adds(found: Steps) -> int:
     """What the controllers add to one training step: their matrix products, and one pass to average what they read."""
     averaged = sum(
-        attrgetter(f"{conv}.weight")(detach(attached)).numel()
-        for stage, controller in attached.controlled()
+        attrgetter(f"{conv}.weight")(found.root).numel()
+        for stage, controller in found.controlled()
         if controller.reads_weights
         for site in stage.sites
         for conv in site.convs
     )
-    return averaged + sum(controller.multiply_adds() for _, controller in attached.controlled())
+    return averaged + sum(controller.multiply_adds() for _, controller in found.controlled())
 
 
 def _without_hooks(model: nn.Module) -> nn.Module:
@@ -152,9 +151,9 @@ def _known(values: Tensor) -> Tensor:
     return torch.full(values.shape, torch.nan, device="cpu") if values.is_meta else values
 
 
-def _stages(attached: Attached) -> Iterator[StageSummary]:
-    for (stage, controller), found in zip(attached.controlled(), step_sizes(attached).values(), strict=True):
-        dt = _known(found)
+def _stages(found: Steps) -> Iterator[StageSummary]:
+    for (stage, controller), sizes in zip(found.controlled(), step_sizes(found.root).values(), strict=True):
+        dt = _known(sizes)
         yield StageSummary(
             name=stage.name,
             sites=tuple(site.path for site in stage.sites),

@@ -8,34 +8,42 @@ convolution, linear layer       output rows W[c]*dt[c], bias*dt
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
-from timestepper.controllers.base import at_least_float32
+from timestepper.controllers.base import at_least_float32, in_transform
 from timestepper.errors import UnsupportedSiteError
 
-# Layers that are linear per output channel. Exact classes: a subclass may hide an activation.
-_ROW_LAYERS = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.Linear,
+# Layers that are linear per output channel, by their own name and no other: a subclass may hide an activation.
+_NORMS = (
+    "torch.nn.modules.batchnorm.BatchNorm1d",
+    "torch.nn.modules.batchnorm.BatchNorm2d",
+    "torch.nn.modules.batchnorm.BatchNorm3d",
+    "torch.nn.modules.batchnorm.SyncBatchNorm",
+    "torchvision.ops.misc.FrozenBatchNorm2d",
 )
-_COLUMN_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+_MATRICES = (
+    "torch.nn.modules.conv.Conv1d",
+    "torch.nn.modules.conv.Conv2d",
+    "torch.nn.modules.conv.Conv3d",
+    "torch.nn.modules.linear.Linear",
+)
 
 
 @dataclass(frozen=True)
 class Entry:
     """One parameter that a step size enters: its rows are multiplied, or its columns divided."""
 
-    parameter: str
+    layer: str
+    name: str
     columns: bool = False
+
+    @property
+    def parameter(self) -> str:
+        return f"{self.layer}.{self.name}"
 
     def apply(self, parameter: Tensor, step_size: Tensor) -> Tensor:
         """In float32 or better, cast once; so attached and folded networks hold the same bits."""
@@ -52,17 +60,38 @@ def entries(model: nn.Module, last: tuple[str, ...], gate: str | None) -> tuple[
     found = []
     for path in last:
         layer = model.get_submodule(path)
-        own = layer._parameters
-        if type(layer) not in _ROW_LAYERS or own.get("weight") is None:
-            raise UnsupportedSiteError(_unsupported(path, layer, "the branch ends in", _ROW_LAYERS))
-        found += [Entry(f"{path}.{name}") for name in ("weight", "bias") if own.get(name) is not None]
+        if not absorbs(layer):
+            raise UnsupportedSiteError(_unsupported(path, layer, "the branch ends in", _NORMS + _MATRICES))
+        found += [Entry(path, name) for name in ("weight", "bias") if trained(layer, name) is not None]
     if gate is not None:
         layer = model.get_submodule(gate)
-        own = layer._parameters
-        if type(layer) not in _COLUMN_LAYERS or getattr(layer, "groups", 1) != 1 or own.get("weight") is None:
-            raise UnsupportedSiteError(_unsupported(gate, layer, "the gate starts with", _COLUMN_LAYERS))
-        found.append(Entry(f"{gate}.weight", columns=True))
+        regular = type_name(layer) in _MATRICES and getattr(layer, "groups", 1) == 1
+        if not regular or trained(layer, "weight") is None:
+            raise UnsupportedSiteError(_unsupported(gate, layer, "the gate starts with", _MATRICES))
+        found.append(Entry(gate, "weight", columns=True))
     return tuple(found)
+
+
+def absorbs(layer: nn.Module) -> bool:
+    """Whether a step size can enter the layer's own parameters."""
+    return type_name(layer) in _NORMS + _MATRICES and trained(layer, "weight") is not None
+
+
+def replaces(layer: nn.Module, other: nn.Module) -> bool:
+    """Whether one norm may have taken the place of another: synchronised or frozen, say, with the same channels."""
+    ours, theirs = trained(layer, "weight"), trained(other, "weight")
+    norms = type_name(layer) in _NORMS and type_name(other) in _NORMS
+    return norms and ours is not None and theirs is not None and ours.shape == theirs.shape
+
+
+def trained(layer: nn.Module, name: str) -> Tensor | None:
+    """A parameter as it is trained and saved; a frozen batch norm keeps it in a buffer."""
+    found = layer._parameters.get(name)
+    return layer._buffers.get(name) if found is None else found
+
+
+def type_name(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def refuse_shared(model: nn.Module, sites: list[tuple[Entry, ...]]) -> None:
@@ -70,8 +99,15 @@ def refuse_shared(model: nn.Module, sites: list[tuple[Entry, ...]]) -> None:
 
     One that is named twice, by nested blocks say, would run with one of its step sizes and without the other.
     """
-    owners = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
-    entering = [(entry.parameter, id(model.get_parameter(entry.parameter))) for site in sites for entry in site]
+    owners = Counter(
+        id(tensor)
+        for module in model.modules()
+        for own in (module._parameters, module._buffers)
+        for tensor in own.values()
+    )
+    entering = [
+        (entry.parameter, id(trained(model.get_submodule(entry.layer), entry.name))) for site in sites for entry in site
+    ]
     named = Counter(parameter for _, parameter in entering)
     for path, parameter in entering:
         if owners[parameter] > 1:
@@ -86,19 +122,19 @@ def refuse_shared(model: nn.Module, sites: list[tuple[Entry, ...]]) -> None:
             )
 
 
-def effective(
-    parameters: Mapping[str, Tensor], sites: list[tuple[Entry, ...]], step_sizes: list[Tensor]
-) -> dict[str, Tensor]:
-    """Effective parameters of all sites: one step size vector per site, in the same order."""
-    return {
-        entry.parameter: entry.apply(parameters[entry.parameter], step_size)
-        for site, step_size in zip(sites, step_sizes, strict=True)
-        for entry in site
-    }
+def effective(entries: Sequence[Entry], parameters: list[Tensor], step_sizes: list[Tensor]) -> list[Tensor]:
+    """Effective parameters: one step size vector for each, all of them in one operation where they are alike."""
+    alike = all(
+        p.dim() == 1 and p.dtype == dt.dtype and p.device == dt.device and not entry.columns
+        for entry, p, dt in zip(entries, parameters, step_sizes, strict=True)
+    )
+    if parameters and alike and not in_transform() and not torch.compiler.is_exporting():  # ONNX has no such operation
+        return list(torch._foreach_mul(parameters, step_sizes))
+    return [entry.apply(p, dt) for entry, p, dt in zip(entries, parameters, step_sizes, strict=True)]
 
 
-def _unsupported(path: str, layer: nn.Module, role: str, supported: tuple[type, ...]) -> str:
-    names = ", ".join(kind.__name__ for kind in supported)
+def _unsupported(path: str, layer: nn.Module, role: str, supported: tuple[str, ...]) -> str:
+    names = ", ".join(kind.rpartition(".")[2] for kind in supported)
     return (
         f"{path}: {role} {type(layer).__name__}, which cannot take a step size into its parameters; "
         f"supported are {names} with their own (affine, not parametrised) weight"

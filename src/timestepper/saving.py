@@ -16,10 +16,10 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from timestepper.api import attach, detach, find_attached, fold
-from timestepper.attached import Attached
+from timestepper.api import Network, attach, detach, find_steps, fold
 from timestepper.errors import CheckpointError, MismatchError, first_line
 from timestepper.files import write_atomic
+from timestepper.steps import Steps
 
 FORMAT = 1
 _DESCRIPTION = {
@@ -35,16 +35,16 @@ _DESCRIPTION = {
 
 def save_controllers(net: nn.Module, path: str | Path) -> Path:
     """Write the controllers of an attached network to ``path`` and what to attach where to the JSON beside it."""
-    attached = find_attached(net)
+    found = find_steps(net)
     path = Path(path)
     beside = _beside(path)
-    description = {"format": FORMAT, "model": type(detach(attached)).__name__, **_description(attached)}
-    write_tensors(attached.controllers.state_dict(), path)
+    description = {"format": FORMAT, "model": type(found.root).__name__, **_description(found)}
+    write_tensors(found.controllers.state_dict(), path)
     write_atomic(beside, (json.dumps(description, indent=2) + "\n").encode())
     return path
 
 
-def load_controllers(model: nn.Module, path: str | Path) -> Attached:
+def load_controllers(model: Network, path: str | Path) -> Network:
     """Attach saved controllers to the network that they were made for."""
     path = Path(path)
     description = _read_description(_beside(path))
@@ -56,16 +56,26 @@ def load_controllers(model: nn.Module, path: str | Path) -> Attached:
         descriptor=description["descriptor"],
         descriptor_gradient=description["descriptor_gradient"],
     )
-    if _description(net)["stages"] != description["stages"]:
+    try:
+        _compare(net, description, path)
+        load_exactly(find_steps(net).controllers, tensors, path)
+    except BaseException:
+        detach(net)  # as it was
+        raise
+    return net
+
+
+def _compare(net: nn.Module, description: dict, path: Path) -> None:
+    """Saved controllers belong to the stages that they were made for."""
+    stages = _description(find_steps(net))["stages"]
+    if stages != description["stages"]:
         theirs = {stage["name"]: stage for stage in description["stages"]}
-        ours = {stage["name"]: stage for stage in _description(net)["stages"]}
+        ours = {stage["name"]: stage for stage in stages}
         name = next(name for name in [*theirs, *ours] if theirs.get(name) != ours.get(name))
         raise MismatchError(
             f"{path}: made for {description['model']} whose stage {name} is {theirs.get(name)}; "
-            f"this {type(model).__name__} has {ours.get(name)}"
+            f"this {type(net).__name__} has {ours.get(name)}"
         )
-    load_exactly(net.controllers, tensors, path)
-    return net
 
 
 def save_folded(net: nn.Module, path: str | Path) -> Path:
@@ -157,15 +167,15 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return apart
 
 
-def _description(net: Attached) -> dict:
+def _description(found: Steps) -> dict:
     return {
-        "controller": str(net.stepping.controller),
-        "reduction": net.stepping.reduction,
-        "descriptor": net.stepping.descriptor,
-        "descriptor_gradient": net.stepping.descriptor_gradient,
+        "controller": str(found.stepping.controller),
+        "reduction": found.stepping.reduction,
+        "descriptor": found.stepping.descriptor,
+        "descriptor_gradient": found.stepping.descriptor_gradient,
         "stages": [
             {"name": stage.name, **asdict(controller.shape), "sites": [site.path for site in stage.sites]}
-            for stage, controller in net.controlled()
+            for stage, controller in found.controlled()
         ],
     }
 

@@ -21,6 +21,7 @@ class Branch:
     last: tuple[str, ...]  # layers whose output rows the step size multiplies: usually one
     gate: str | None = None  # first layer of a squeeze-excite gate behind ``last``
     reduction: int = 4  # the paper's r: 4 for basic blocks, 8 for bottlenecks
+    reader: str | None = None  # parent of ``last`` that reads their weights and does not call them; "" is the block
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Site:
     last: tuple[str, ...]
     gate: str | None
     reduction: int
+    reader: str | None = None
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,7 @@ def _resolved(model: nn.Module, path: str, branch: Branch) -> Site:
         last=last,
         gate=gate,
         reduction=branch.reduction,
+        reader=None if branch.reader is None else whole(branch.reader).removesuffix("."),
     )
 
 

@@ -27,7 +27,7 @@ def dense_layer(layer: nn.Module) -> Branch:
 def clique_layer(layer: nn.Module) -> Branch:
     """One step per layer, used in both stages: the stages share all filters that enter the layer."""
     filters = ("from_input", "from_layers")
-    return Branch(convs=filters, last=filters, reduction=4)
+    return Branch(convs=filters, last=filters, reduction=4, reader="")
 
 
 def create(name: str, num_classes: int = 10, in_chans: int = 3) -> nn.Module:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import timestepper
-from timestepper.api import Attached
+from timestepper.api import is_attached
 from timestepper.bench import peers
 from timestepper.bench.environment import environment
 from timestepper.bench.floor import measure_ceilings, training_floor
@@ -114,7 +114,7 @@ def _training(settings: Settings, variant: str, plain: TrainingStep, case: Case)
 def _inference(settings: Settings, variant: str, plain: Inference, case: Case) -> dict:
     _forget_compiled(case)
     network = settings.build(variant)
-    folded = timestepper.fold(network) if isinstance(network, Attached) else None
+    folded = timestepper.fold(network) if is_attached(network) else None
     before = _beside(settings, plain, Inference(network, case) if variant != "plain" else plain)
     row: dict = {"inference_ms": asdict(before.ms), "inference_ratio": asdict(before.ratio)}
     if folded is not None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from timestepper.api import Attached, detach
+from timestepper.api import detach, is_attached
 from timestepper.bench.quiet import quiet
 from timestepper.bench.timing import seconds
 
@@ -50,8 +50,9 @@ class Ceilings:
 
 def training_floor(model: nn.Module, batch: int, shape: tuple[int, ...], feature_bytes: int) -> Floor:
     """Counted on the meta device, so nothing is computed. ``feature_bytes``: of one number, 2 in bf16, 4 in float32."""
-    base = detach(model) if isinstance(model, Attached) else model
-    network = copy.deepcopy(base).to("meta").train()
+    network = copy.deepcopy(model).to("meta").train()
+    if is_attached(network):
+        detach(network)
     images = torch.empty(batch, *shape, device="meta")
     moved: list[int] = []
     first: list[Tensor] = []

@@ -69,3 +69,8 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 def he_normal(*shape: int, gain: float = 1.0) -> nn.Parameter:
     """A weight whose last dimension is the fan-in, He et al. (2015); the gain is sqrt(2) in front of a ReLU."""
     return nn.Parameter(torch.randn(*shape) * gain / shape[-1] ** 0.5)
+
+
+def in_transform() -> bool:
+    """Whether a transform of torch.func (grad, vmap) is at work, which knows neither our operators nor lists."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None

@@ -9,8 +9,9 @@ from torch import nn
 
 from timestepper import equations
 from timestepper.adapters import create_model
-from timestepper.api import Attached, attach, detach, step_sizes
+from timestepper.api import attach, detach, find_steps, step_sizes
 from timestepper.inspection import controller_multiply_adds, count_parameters, multiply_adds
+from timestepper.steps import Steps
 
 INPUT = (3, 224, 224)
 
@@ -40,26 +41,29 @@ def _count(base: nn.Module, base_multiply_adds: int, controller: str) -> dict[st
             "gflops_train": gflops,
             "gflops_inference": gflops,
         }
-    net = attach(base, controller)
-    kept = sum(steps.numel() for steps in step_sizes(net).values())
-    return {
-        "parameters_train": count_parameters(net),
+    found = find_steps(attach(base, controller))
+    kept = sum(steps.numel() for steps in step_sizes(base).values())
+    named = list(found.controllers.named_parameters())
+    counts = {
+        "parameters_train": count_parameters(base),
         "parameters_inference": parameters + kept,
         "step_sizes": kept,
-        "gflops_train": gflops + controller_multiply_adds(net) / 1e9,
+        "gflops_train": gflops + controller_multiply_adds(found) / 1e9,
         "gflops_inference": gflops,
-        "gflops_matrices": sum(part.multiply_adds() for _, part in net.controlled()) / 1e9,
-        "controller_weights": sum(p.numel() for name, p in net.controllers.named_parameters() if "bias" not in name),
-        "controller_biases": sum(p.numel() for name, p in net.controllers.named_parameters() if "bias" in name),
-        "formula_train": _formula(net, controller),
-        "formula_inference": equations.independent_complexity(*_layers_and_channels(net)),
+        "gflops_matrices": sum(part.multiply_adds() for _, part in found.controlled()) / 1e9,
+        "controller_weights": sum(p.numel() for name, p in named if "bias" not in name),
+        "controller_biases": sum(p.numel() for name, p in named if "bias" in name),
+        "formula_train": _formula(found, controller),
+        "formula_inference": equations.independent_complexity(*_layers_and_channels(found)),
     }
+    detach(base)  # for the next controller
+    return counts
 
 
-def _formula(net: Attached, controller: str) -> float:
+def _formula(found: Steps, controller: str) -> float:
     """What Table 1 gives for this network; its k1 k2 is the length of the descriptor over the channels."""
-    layers, channels = _layers_and_channels(net)
-    first = net.stepping.stages[0]
+    layers, channels = _layers_and_channels(found)
+    first = found.stepping.stages[0]
     per_channel, reduction = first.descriptor / first.channels, first.reduction
     if controller == "independent":
         return equations.independent_complexity(layers, channels)
@@ -68,8 +72,8 @@ def _formula(net: Attached, controller: str) -> float:
     return equations.lstm_complexity(channels, per_channel, reduction)
 
 
-def _layers_and_channels(net: Attached) -> tuple[list[int], list[int]]:
-    stages = net.stepping.stages
+def _layers_and_channels(found: Steps) -> tuple[list[int], list[int]]:
+    stages = found.stepping.stages
     return [len(stage.sites) for stage in stages], [stage.channels for stage in stages]
 
 
@@ -78,12 +82,12 @@ def structures(models: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
     return {model: _stages(attach(create_model(model, original_stride=True), "lstm")) for model in sorted(set(models))}
 
 
-def _stages(net: Attached) -> list[dict[str, Any]]:
-    base = detach(net)
-    sizes = _output_sizes(base, [stage.sites[0].path for stage in net.stepping.stages])
+def _stages(net: nn.Module) -> list[dict[str, Any]]:
+    found = find_steps(net)
+    sizes = _output_sizes(net, [stage.sites[0].path for stage in found.stepping.stages])
     stages = []
-    for stage, controller in net.controlled():
-        block = base.get_submodule(stage.sites[-1].path)
+    for stage, controller in found.controlled():
+        block = net.get_submodule(stage.sites[-1].path)
         convolutions = [part for _, part in block.named_modules() if isinstance(part, nn.Conv2d)]
         weights = {name: list(parameter.shape) for name, parameter in controller.named_parameters()}
         hidden = weights["gate_weight_h"][1]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from timestepper.api import Attached, evolution_time, fold, step_sizes
+from timestepper.api import evolution_time, fold, is_attached, step_sizes
 from timestepper.engine.checkpoint import Checkpoints, check, check_fit
 from timestepper.engine.distributed import Group
 from timestepper.engine.evaluation import Evaluation
@@ -91,7 +91,7 @@ def evaluate(trained: Trained, runtime: Runtime, poll: Callable[[], None] = lamb
     batches = build.test_loader(trained.recipe, trained.data.test, runtime, Group(device=runtime.device))
     model = trained.model.to(runtime.device)
     figures: dict[str, Any] = {"test": Evaluation(model, runtime, Group(device=runtime.device)).run(batches, poll)}
-    if isinstance(model, Attached):
+    if is_attached(model):
         plain = fold(model)
         figures["folded"] = Evaluation(plain, runtime, Group(device=runtime.device)).run(batches, poll)
         figures["fold_difference"] = _difference(model, plain, next(iter(batches.epoch(0)))[0])
@@ -110,7 +110,7 @@ def _difference(attached: nn.Module, plain: nn.Module, images: torch.Tensor) -> 
 
 def final_step_sizes(model: nn.Module) -> dict[str, list[list[float]]]:
     """Step sizes by stage, (depth, channels), to five digits; empty for a plain network."""
-    if not isinstance(model, Attached):
+    if not is_attached(model):
         return {}
     return {name: [[float(f"{v:.5g}") for v in row] for row in dt.tolist()] for name, dt in step_sizes(model).items()}
 

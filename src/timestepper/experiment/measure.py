@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from timestepper.api import Attached, step_sizes
+from timestepper.api import is_attached, step_sizes
 from timestepper.engine.distributed import Group
 from timestepper.engine.runtime import Runtime, choose_device
 from timestepper.errors import RecordError
@@ -75,7 +75,7 @@ def _stability(trained: Trained, runtime: Runtime) -> dict[str, Any]:
 
 def _mean_steps(model: nn.Module) -> list[float]:
     """Mean step size of every block in depth order; nothing for a plain network."""
-    if not isinstance(model, Attached):
+    if not is_attached(model):
         return []
     return [value for dt in step_sizes(model).values() for value in dt.mean(1).tolist()]
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from timestepper import api
 from timestepper.stability.bound import Bound, proposition_1
-from timestepper.stability.chain import Chain, is_attached, open_chain
+from timestepper.stability.chain import Chain, open_chain
 from timestepper.stability.euler import EulerBlock, euler_condition
 from timestepper.stability.gradients import gradient_shares
 from timestepper.stability.perturbation import KINDS, measured_growth
@@ -23,7 +23,7 @@ def analyse(net: nn.Module, inputs: Tensor, labels: Tensor | None = None, *, bou
     found: dict[str, Any] = {"network": type(chain.model).__name__, "inputs": list(inputs.shape), "blocks": blocks}
     if bound:
         found["bound"] = _add_bound(blocks, proposition_1(chain))
-        if is_attached(net):
+        if api.is_attached(net):
             without = proposition_1(open_chain(net, inputs, steps=False))
             found["bound_without_steps"] = _summary(without)
             _add(blocks, "log_without_steps", [block.log for block in without.blocks])
@@ -32,7 +32,7 @@ def analyse(net: nn.Module, inputs: Tensor, labels: Tensor | None = None, *, bou
     shares = gradient_shares(chain, labels)
     _add(blocks, "branch_share", [share.branch for share in shares])
     _add(blocks, "residual_share", [share.residual for share in shares])
-    if is_attached(net):
+    if api.is_attached(net):
         _add_step_sizes(blocks, net)
         found["evolution_time"] = api.evolution_time(net)
     return found

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from timestepper import api
 from timestepper.adapters import Site, find_stages
-from timestepper.errors import NotAttachedError, StabilityError, first_line
+from timestepper.errors import StabilityError, first_line
 from timestepper.stability.precision import full_precision
 
 ONLY_CHAINS = (
@@ -73,22 +73,13 @@ def plain_copy(net: nn.Module, *, steps: bool = True) -> nn.Module:
             raise StabilityError(
                 f"{name} holds NaN or infinity; no figure can be computed, go back to a sound checkpoint"
             )
-    if not is_attached(net):
+    if not api.is_attached(net):
         model = copy.deepcopy(net)
     elif steps:
         model = api.fold(net)
     else:
-        model = copy.deepcopy(api.detach(net))
+        model = api.detach(copy.deepcopy(net))
     return model.eval().requires_grad_(False)
-
-
-def is_attached(net: nn.Module) -> bool:
-    """Whether there are controllers on the network."""
-    try:
-        api.find_attached(net)
-    except NotAttachedError:
-        return False
-    return True
 
 
 @full_precision()

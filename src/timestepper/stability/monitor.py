@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from timestepper import api
 from timestepper.adapters import Site
 from timestepper.stability.bound import block_ways, by_stage, layers_on, log_factor, split
-from timestepper.stability.chain import is_attached, open_chain
+from timestepper.stability.chain import open_chain
 from timestepper.stability.lipschitz import Ways
 from timestepper.stability.norms import warm_estimates
 from timestepper.stability.operators import Parameters, parameters_of
@@ -56,7 +56,7 @@ class Monitor:
     @torch.no_grad()
     def observe(self, net: nn.Module) -> dict[str, float]:
         """Scalars of this moment; the network is neither changed nor, after the first look, run."""
-        attached = is_attached(net)
+        attached = api.is_attached(net)
         if not self._blocks:
             self.prepare(net)
         layers = layers_on([block.ways for block in self._blocks])
@@ -79,5 +79,6 @@ def _newest(net: nn.Module, attached: bool) -> Parameters:
     """The parameters that the network runs with now, step sizes included."""
     if not attached:
         return parameters_of(net)
-    base = parameters_of(api.detach(net))
-    return base | {name: value.to(base[name]) for name, value in api.find_attached(net).effective_parameters().items()}
+    found = api.find_steps(net)
+    trained = parameters_of(found.root)
+    return trained | {name: value.to(trained[name]) for name, value in found.effective_parameters().items()}

@@ -1,0 +1,287 @@
+"""Stepped layers: absorbing layers that run with effective parameters, and are to everybody else what they were.
+
+A stepped layer is the absorbing layer itself, under a subclass of its own class. The subclass changes one thing: the
+layer's own forward runs on a *view* of the layer, an object of its class that shares all the layer has and gives the
+effective parameters where the layer gives the trained ones. So nothing is opened, swapped or put back: an optimiser, a
+state dict, FSDP or a debugger never sees anything but the trained parameters, in whatever thread and whatever happens
+in the middle of a forward.
+"""
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointFunction
+
+from timestepper.errors import ActivationCheckpointingError, WrappedModelError
+from timestepper.reparam import Entry, trained
+
+
+class Given(NamedTuple):
+    """What a layer runs with in one pass of its network."""
+
+    sizes: Tensor  # step sizes of many sites, one after the other
+    span: tuple[int, int]  # where those of this layer's site begin and end
+    made: dict[str, tuple[Tensor, Tensor]]  # by name: a trained parameter, and the effective one made from it
+    graded: bool  # whether the pass has gradients
+
+    @property
+    def step_size(self) -> Tensor:
+        return self.sizes[self.span[0] : self.span[1]]
+
+
+class Cell:
+    """What one thread has given to one layer."""
+
+    def __init__(self) -> None:
+        self.given: Given | None = None  # while the network runs
+        self.kept: Given | None = None  # of the last pass with gradients, for blocks that are recomputed
+
+
+class _Here(threading.local):
+    """Its cell is filled and emptied, and itself never changed: torch.compile would not follow that everywhere."""
+
+    def __init__(self) -> None:
+        self.cell = Cell()
+
+
+class Slot:
+    """Where a layer finds what it is given, in every thread its own: another one may train while this one evaluates.
+
+    It goes along with no copy: a copy has passes of its own.
+    """
+
+    def __init__(self) -> None:
+        self.here = _Here()
+        self.kept: Given | None = None  # for a backward pass in threads of its own, as on CUDA
+
+    @property
+    def cell(self) -> Cell:
+        return self.here.cell
+
+    def keep(self, given: Given | None) -> None:
+        self.kept = self.here.cell.kept = given
+
+    def __reduce__(self):
+        return Slot, ()
+
+
+def make_stepped(layer: nn.Module, entries: tuple[Entry, ...], alone: Callable[[], Given]) -> None:
+    """Turn a layer into a stepped layer, in place. ``alone`` gives what it runs with when it is called by itself."""
+    original: Any = type(layer)
+    layer.__class__ = _stepped_class(original, tuple(entry.name for entry in entries))
+    layer.__dict__.update(_entries={entry.name: entry for entry in entries}, _alone=alone)
+    _equip(layer)
+
+
+def make_reader(module: nn.Module, names: tuple[str, ...]) -> None:
+    """Let a module that reads the weights of its stepped children, and does not call them, see what they see."""
+    original: Any = type(module)
+    module.__class__ = _reader_class(original, names)
+    _equip(module)
+
+
+def make_plain(module: nn.Module) -> None:
+    """The layer, reader or container as it was."""
+    module.__class__ = type(module)._original  # type: ignore[attr-defined]
+    for name in ("_entries", "_alone", "_slot", "_view"):
+        module.__dict__.pop(name, None)
+
+
+def is_stepped(module: nn.Module) -> bool:
+    return hasattr(type(module), "_original")
+
+
+def _equip(module: nn.Module) -> None:
+    """What a layer and its copies each have of their own."""
+    view = object.__new__(type(module)._seen_by_itself)  # type: ignore[attr-defined]
+    object.__setattr__(view, "__dict__", module.__dict__)
+    module.__dict__.update(_slot=Slot(), _view=view)
+
+
+def _subclass(original: type[nn.Module], names: dict[str, Any]) -> type[nn.Module]:
+    """Under the original's name and module: nobody but type() can tell."""
+    named = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
+    return type(original.__name__, (original,), {**named, **names})
+
+
+def _running_on_a_view(
+    make: str, original: type[nn.Module], names: tuple[str, ...], forward: Callable, see: Callable[[str], Callable]
+) -> type[nn.Module]:
+    """A subclass whose view gives something else under some names."""
+
+    def reduce(self, protocol):
+        state = {key: value for key, value in vars(self).items() if key not in ("_slot", "_view")}
+        return _remade, (make, original, names), state
+
+    def set_state(self, state):
+        original.__setstate__(self, state)
+        _equip(self)
+
+    own = {"forward": functools.wraps(original.forward)(forward), "__reduce_ex__": reduce, "__setstate__": set_state}
+    view = _subclass(original, {name: property(see(name)) for name in names})
+    return _subclass(original, {**own, "_original": original, "_seen_by_itself": view})
+
+
+def _remade(make: str, original: type[nn.Module], *names: tuple[str, ...]) -> nn.Module:
+    """Without its contents, for copies and for pickles."""
+    return object.__new__(globals()[make](original, *names))
+
+
+@functools.cache
+def _stepped_class(original: Any, names: tuple[str, ...]) -> type[nn.Module]:
+    def forward(self, *args, **kwargs):
+        given = self._slot.cell.given
+        if given is None:
+            return _run_alone([self], original.forward, self, args, kwargs)
+        if given.graded and not torch.compiler.is_compiling() and not torch.is_grad_enabled():
+            _refuse_reentrant()
+        return original.forward(self._view, *args, **kwargs)
+
+    return _running_on_a_view("_stepped_class", original, names, forward, _effective)
+
+
+@functools.cache
+def _reader_class(original: Any, names: tuple[str, ...]) -> type[nn.Module]:
+    def forward(self, *args, **kwargs):
+        layers = [self._modules[name] for name in names]
+        if any(layer._slot.cell.given is None for layer in layers):
+            return _run_alone(layers, original.forward, self, args, kwargs)
+        return original.forward(self._view, *args, **kwargs)
+
+    return _running_on_a_view("_reader_class", original, names, forward, _child_s_view)
+
+
+def _child_s_view(name: str) -> Callable[[Any], nn.Module]:
+    return lambda view: view._modules[name]._view
+
+
+def _effective(name: str) -> Callable[[Any], Tensor]:
+    def get(view) -> Tensor:
+        given, raw = view._slot.cell.given, trained(view, name)
+        made = given.made.get(name)
+        # The trained one may be another by now: FSDP's gathered weight, or one that functional_call put in.
+        if made is not None and (torch.compiler.is_compiling() or made[0] is raw):
+            return made[1]
+        return view._entries[name].apply(raw, given.step_size)
+
+    return get
+
+
+def _run_alone(layers: list, forward: Callable, module, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Layers outside of any pass: their block is called by itself, or recomputed in the backward pass."""
+    if not torch.compiler.is_compiling() and torch.fx._symbolic_trace.is_fx_symbolic_tracing():
+        raise WrappedModelError(
+            f"torch.fx would write today's step sizes into the traced {type(module).__name__}; trace "
+            "timestepper.fold(net), or use torch.compile or torch.export"
+        )
+    try:
+        for layer in layers:
+            layer._slot.cell.given = _recomputed(layer._slot) or layer._alone()
+        return forward(module._view, *args, **kwargs)
+    finally:
+        try:
+            _take_back(layers)
+        except BaseException:  # Ctrl-C, just here
+            _take_back(layers)
+            raise
+
+
+def _take_back(layers: list) -> None:
+    for layer in layers:
+        layer._slot.cell.given = None
+
+
+def _recomputed(slot: Slot) -> Given | None:
+    """What the layer ran with in the pass that a block is recomputed for; None where it is called by itself."""
+    if torch.compiler.is_compiling():
+        return None
+    if torch._C._current_graph_task_id() != -1:  # in a backward pass
+        return slot.cell.kept or slot.kept
+    if torch.is_grad_enabled():
+        slot.keep(None)  # should this call be recomputed, it is called by itself again
+    else:
+        _refuse_reentrant()
+    return None
+
+
+def _refuse_reentrant() -> None:
+    """Reentrant checkpointing runs every block in a backward pass of its own, and all need the same controllers'."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is CheckpointFunction.forward.__code__ and any(frame.f_locals["ctx"].needs_input_grad):
+            raise ActivationCheckpointingError(
+                "reentrant activation checkpointing cannot train step sizes; use the non-reentrant form "
+                "(use_reentrant=False; transformers: gradient_checkpointing_kwargs={'use_reentrant': False})"
+            )
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+# -- the network itself ------------------------------------------------------------------------------------------------
+
+CONTROLLERS = "controllers"
+STEPS = "_timestepper"  # where a network keeps its Steps; no child, no parameter
+
+
+def make_root(root: nn.Module, steps: Any) -> None:
+    """Let every forward of a network be a pass of its steps."""
+    original: Any = type(root)
+    root.__class__ = _root_class(original)
+    root.__dict__[STEPS] = steps
+
+
+@functools.cache
+def _root_class(original: Any) -> type[nn.Module]:
+    def forward(self, *args, **kwargs):
+        steps = self._timestepper
+        if not torch.compiler.is_compiling() and torch.fx._symbolic_trace.is_fx_symbolic_tracing():
+            return original.forward(self, *args, **kwargs)  # each layer that is left whole runs by itself
+        around = steps.around()
+        try:  # and no hook, which torch calls after an Exception, but not after Ctrl-C
+            steps.enter(self)
+            return original.forward(self, *args, **kwargs)
+        finally:
+            try:
+                steps.leave(around)
+            except BaseException:  # Ctrl-C, just here
+                steps.leave(around)
+                raise
+
+    methods: dict[str, Any] = {
+        "forward": functools.wraps(original.forward)(forward),
+        "__reduce_ex__": lambda self, protocol: (_remade, ("_root_class", original), self.__getstate__()),
+        "_original": original,
+    }
+    if issubclass(original, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        methods |= _hiding_controllers(original)
+    return _subclass(original, methods)
+
+
+def _hiding_controllers(original: Any) -> dict[str, Any]:
+    """A network that is a container itself gains a child that is none of its items."""
+
+    def items(self):
+        return [(key, child) for key, child in self._modules.items() if key != CONTROLLERS]
+
+    def get_item(self, key):
+        bare = object.__new__(original)
+        bare.__dict__ = {**vars(self), "_modules": dict(items(self))}
+        return original.__getitem__(bare, key)
+
+    keyed = issubclass(original, nn.ModuleDict)
+    methods: dict[str, Any] = {
+        "__len__": lambda self: len(self._modules) - 1,
+        "__iter__": lambda self: iter([key if keyed else child for key, child in items(self)]),
+        "__getitem__": get_item,
+    }
+    if keyed:
+        methods |= {
+            "items": items,
+            "keys": lambda self: [key for key, _ in items(self)],
+            "values": lambda self: [child for _, child in items(self)],
+        }
+    return methods
