@@ -1,6 +1,6 @@
 """Why blocks that start at 0 end badly in a CIFAR ResNet: the channels of its zero-padded shortcuts never wake up.
 
-Behind the sum stands a ReLU; where its input is exactly 0, its gradient is 0 as well, and so is that of the norm before.
+Behind the sum stands a ReLU; where its input is exactly 0, its gradient is 0 as well, and that of the norm too.
 """
 
 import pytest
