@@ -111,11 +111,12 @@ class Statement:
 
 @dataclass(frozen=True)
 class Claim:
-    """One table or figure of the paper."""
+    """One table or figure of the paper; ``ours`` are questions that the paper does not ask."""
 
     name: str
     place: str
     title: str
+    ours: bool = False
     row: tuple[Row, ...] = ()
     formula: tuple[Formula, ...] = ()
     steps: tuple[Steps, ...] = ()

@@ -18,9 +18,10 @@ _TONES = {SUPPORTED: "good", CONTRADICTED: "bad", NO_EFFECT: "bad", EQUAL: "", O
 _KINDS = ("adversarial", "random")
 _TEN = math.log(10)
 _VERDICTS = (
-    "Verdicts; the paper's own words in quotation marks. Supported: the 95% interval lies where the statement puts it, "
-    "with every part of it. Contradicted: for certain not, corrected for the number of parts (Holm). Equal: the 90% "
-    f"interval lies within ±{EQUAL_MARGIN:g} points. Open: the runs cannot say; fewer than {FEWEST} seeds never can"
+    "Verdicts on the paper (its own words in quotation marks) and on our questions. Supported: the 95% interval lies "
+    "where the statement puts it, with every part of it. Contradicted: for certain not, corrected for the number of "
+    f"parts (Holm). Equal: the 90% interval lies within ±{EQUAL_MARGIN:g} points. Open: the runs cannot say; "
+    f"fewer than {FEWEST} seeds never can"
 )
 Label = Callable[[Task], str]
 
@@ -187,7 +188,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
         words = f" (\u201c{verdict.statement.words}\u201d)" if verdict.statement.words and verdict.main else ""
         cells = (Cell(verdict.claim.place.partition(",")[0]), Cell(verdict.state, tone=_TONES[verdict.state]))
         rows.append((Cell(verdict.statement.text + words), *cells, Cell(verdict.detail), Cell(where)))
-    return Table("verdicts", _VERDICTS, ("The paper says", "Where", "Verdict", "Measured", "On"), tuple(rows))
+    return Table("verdicts", _VERDICTS, ("Statement", "Where", "Verdict", "Measured", "On"), tuple(rows))
 
 
 def pending_table(pending: Iterable[Pending]) -> Table:

@@ -59,8 +59,8 @@ def judge(claims: Claims, groups: Sequence[Group], solutions: dict[str, Any] | N
 
 
 def headline(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """One verdict per statement."""
-    return [verdict for verdict in verdicts if verdict.main]
+    """One verdict per statement of the paper."""
+    return [verdict for verdict in verdicts if verdict.main and not verdict.claim.ours]
 
 
 # -- statements about runs -------------------------------------------------------------------------------------------

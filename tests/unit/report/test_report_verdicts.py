@@ -386,6 +386,16 @@ def test_a_statement_about_two_data_sets_is_not_headed_by_one():
     assert verdict(both).state == NOT_RUN
 
 
+def test_a_question_of_ours_is_answered_and_not_counted_among_the_paper_s():
+    """It is about every network and schedule on a data set, and all of them are averaged."""
+    asked = replace(LOWER, on=({"data": "digits"},))
+    claim = Claim("c", "Ours", "a question", ours=True, statement=(asked,))
+    found = judge({"c": claim}, [*BETTER, *moved(BETTER, model=DEPTHS[1])])
+    assert [each.main for each in found] == [False, False, True]
+    assert "mean of 2 settings" in found[-1].detail
+    assert headline(found) == []
+
+
 def test_what_needs_no_run_says_who_shows_it():
     settled = statement("settled", "", state=NO_EFFECT, why="batch norm cancels it", by="tests/x.py")
     found = verdict(settled, *BETTER)

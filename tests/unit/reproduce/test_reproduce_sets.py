@@ -38,7 +38,7 @@ def test_every_set_of_the_paper_has_a_short_schedule(name):
 
 def test_every_table_and_figure_has_a_set():
     claims, _ = load_claims()
-    assert set(claims) - {"training", "theory"} <= set(names())  # these need no runs of their own
+    assert set(claims) - {"training", "theory", "ours"} <= set(names())  # these need no runs of their own
 
 
 def test_every_row_of_the_paper_is_asked_for_unless_its_runs_could_say_nothing():
@@ -55,7 +55,7 @@ def test_every_row_of_the_paper_is_asked_for_unless_its_runs_could_say_nothing()
 
 def test_every_statement_can_be_decided_by_its_set():
     claims, _ = load_claims()
-    for claim in claims.values():
+    for claim in (claim for claim in claims.values() if not claim.ours):
         for statement in claim.statement:
             if statement.quantity == "solution" or statement.check in ("settled", "ranks"):
                 continue
