@@ -112,7 +112,7 @@ def _pool(blank: Verdict, settings: Sequence[_Setting]) -> list[Verdict]:
         note = "; ".join([*(notes if len(notes) == 1 else ()), f"mean of {len(whole)} settings"])
         short = any(setting.short for setting in whole)
         together = _verdict(blank, _Setting("all of these together", Asked(parts, note), short))
-        if {verdict.state for verdict in found} - {OPEN, NOT_RUN, together.state}:
+        if len({verdict.state for verdict in (*found, together)} - {OPEN, NOT_RUN}) > 1:
             together = replace(together, state=OPEN, detail=f"{together.detail}; the settings disagree")
         return [*found, together]
     return sorted(found, key=lambda verdict: (verdict.state != NOT_RUN, not verdict.short))

@@ -358,6 +358,9 @@ def test_settings_of_the_same_question_are_averaged_and_none_is_picked():
     opposite = [*BETTER, *moved(swapped(BETTER), epochs=9)]
     assert [each.state for each in verdicts(LOWER, *opposite)] == [SUPPORTED, CONTRADICTED, OPEN]
     assert "the settings disagree" in verdict(LOWER, *opposite).detail
+    half = [*BETTER, *moved([ended("plain", [5, 9, 13]), ended("lstm", [9, 5, 13])], epochs=9)]
+    assert [each.state for each in verdicts(LOWER, *half)] == [SUPPORTED, OPEN, OPEN]
+    assert "disagree" not in verdict(LOWER, *half).detail
     assert sum(each.main for each in verdicts(LOWER, *opposite)) == 1
     places = tuple({"data": "digits", "model": model} for model in DEPTHS[:2])
     stand_ins = replace(LOWER, on=({"data": "imagenet"},), stand_in=places)
