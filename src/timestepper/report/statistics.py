@@ -170,6 +170,11 @@ class Part(NamedTuple):
         return low > -EQUAL_MARGIN and high < EQUAL_MARGIN
 
 
+def enough(parts: Sequence[Part]) -> bool:
+    """Whether there are the seeds that a verdict needs."""
+    return all(min(part.estimate.counts) >= FEWEST and part.estimate.known for part in parts)
+
+
 def refuted(parts: Sequence[Part]) -> list[bool]:
     """Which parts certainly do not hold, corrected for their number."""
     chances = holm([part.estimate.chance(part.bound, not part.above) for part in parts])
@@ -182,7 +187,7 @@ def decide(parts: Sequence[Part], points: bool = False) -> str:
     *Supported* needs every part for certain: no correction, since a false verdict needs them all. *Contradicted* needs
     one that certainly does not hold, and there the number of parts counts.
     """
-    if any(min(part.estimate.counts) < FEWEST or not part.estimate.known for part in parts):
+    if not enough(parts):
         return OPEN
     if all(part.holds for part in parts):
         return SUPPORTED

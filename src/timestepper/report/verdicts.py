@@ -6,6 +6,7 @@ the statement's main one is fixed before the runs, so that none is picked for it
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -14,7 +15,18 @@ from timestepper.report.claims import Claim, Claims, Statement
 from timestepper.report.groups import Group, Task, condition_labels, how, schedule_label
 from timestepper.report.names import data_name, model_name
 from timestepper.report.parts import ACROSS_MODELS, Asked, ask
-from timestepper.report.statistics import CONTRADICTED, EQUAL, OPEN, SUPPORTED, Part, average, decide, refuted, signed
+from timestepper.report.statistics import (
+    CONTRADICTED,
+    EQUAL,
+    OPEN,
+    SUPPORTED,
+    Part,
+    average,
+    decide,
+    enough,
+    refuted,
+    signed,
+)
 
 NO_EFFECT, NOT_RUN = "no effect possible", "not run"
 STATES = (SUPPORTED, CONTRADICTED, EQUAL, OPEN, NO_EFFECT, NOT_RUN)
@@ -40,6 +52,7 @@ class _Setting(NamedTuple):
     where: str
     asked: Asked
     short: bool
+    conditions: str = ""
 
 
 def judge(claims: Claims, groups: Sequence[Group], solutions: dict[str, Any] | None = None) -> list[Verdict]:
@@ -97,13 +110,18 @@ def _settings(
             if asked:
                 network = "" if across else f"{model_name(task.model)}, "
                 where = f"{network}{data_name(task.data)}, {how(task, claims, labels[task])}"
-                yield _Setting(where, asked, short=not schedule_label(task, claims)[1])
+                yield _Setting(where, asked, not schedule_label(task, claims)[1], task.conditions)
 
 
 def _pool(blank: Verdict, settings: Sequence[_Setting]) -> list[Verdict]:
-    """A verdict for each setting; the last one counts: that of all together, or of the paper's schedule."""
+    """A verdict for each setting; the last one counts: that of all together, or of the paper's schedule.
+
+    Averaged are those that differ in network, length and batch and in nothing else, and that have seeds enough.
+    """
     found = [_verdict(blank, setting) for setting in settings]
-    whole = [setting for setting in settings if not setting.asked.partial]
+    whole = [setting for setting in settings if not setting.asked.partial and enough(setting.asked.parts)]
+    usual = Counter(setting.conditions for setting in whole).most_common(1)
+    whole = [setting for setting in whole if setting.conditions == usual[0][0]]
     alike = len({tuple((part.what, part.at) for part in setting.asked.parts) for setting in whole}) == 1
     if len(whole) > 1 and alike:
         columns = zip(*(setting.asked.parts for setting in whole), strict=True)
@@ -112,7 +130,8 @@ def _pool(blank: Verdict, settings: Sequence[_Setting]) -> list[Verdict]:
         note = "; ".join([*(notes if len(notes) == 1 else ()), f"mean of {len(whole)} settings"])
         short = any(setting.short for setting in whole)
         together = _verdict(blank, _Setting("all of these together", Asked(parts, note), short))
-        if len({verdict.state for verdict in (*found, together)} - {OPEN, NOT_RUN}) > 1:
+        states = {_verdict(blank, setting).state for setting in whole}
+        if len((states | {together.state}) - {OPEN}) > 1:
             together = replace(together, state=OPEN, detail=f"{together.detail}; the settings disagree")
         return [*found, together]
     return sorted(found, key=lambda verdict: (verdict.state != NOT_RUN, not verdict.short))

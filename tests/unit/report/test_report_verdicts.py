@@ -368,6 +368,16 @@ def test_settings_of_the_same_question_are_averaged_and_none_is_picked():
     assert (found.state, found.stand_in, "mean of 2 settings" in found.detail) == (SUPPORTED, True, True)
 
 
+def test_a_setting_with_few_seeds_or_another_optimiser_has_no_part_in_the_average():
+    settings = [*BETTER, *moved(BETTER, epochs=9)]
+    few = [ended("plain", [1], task(epochs=99)), ended("lstm", [9], task(epochs=99))]
+    other = moved(swapped(BETTER), epochs=5, conditions='{"optimiser": {"lr": 0.4}}')
+    found = verdicts(LOWER, *settings, *few, *other)
+    assert [each.state for each in found] == [SUPPORTED, SUPPORTED, OPEN, CONTRADICTED, SUPPORTED]
+    assert "mean of 2 settings" in found[-1].detail
+    assert "disagree" not in found[-1].detail
+
+
 def test_settings_that_were_asked_other_things_are_not_averaged_and_the_paper_s_schedule_counts():
     """At one length three depths were run, at the other two."""
     claims, _ = load_claims()
