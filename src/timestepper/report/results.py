@@ -18,10 +18,10 @@ _TONES = {SUPPORTED: "good", CONTRADICTED: "bad", NO_EFFECT: "bad", EQUAL: "", O
 _KINDS = ("adversarial", "random")
 _TEN = math.log(10)
 _VERDICTS = (
-    "Verdicts on the paper (its own words in quotation marks) and on our questions. Supported: the 95% interval lies "
-    "where the statement puts it, with every part of it. Contradicted: for certain not, corrected for the number of "
-    f"parts (Holm). Equal: the 90% interval lies within ±{EQUAL_MARGIN:g} points. Open: the runs cannot say; "
-    f"fewer than {FEWEST} seeds never can"
+    "Verdicts on the paper (its own words in quotation marks) and on our questions. Supported: the 95% interval (where "
+    "a margin is allowed, the 90% one) lies where the statement puts it, with every part of it. Contradicted: for "
+    "certain not, corrected for the number of parts (Holm). Equal: the 90% interval lies within "
+    f"±{EQUAL_MARGIN:g} points. Open: the runs cannot say; fewer than {FEWEST} seeds never can"
 )
 Label = Callable[[Task], str]
 
