@@ -1,6 +1,7 @@
 """A recipe made real: data, network, optimiser, schedule. The one place where method and engine meet."""
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -77,6 +78,12 @@ def network(recipe: Recipe, images: Any, sync_bn: bool = False) -> nn.Module:
         raise RecipeError(f"model.name cannot be {recipe.model.name!r}: {error}") from error
     if recipe.model.last_norm_init is not None:
         _fill_last_norms(model, recipe.model.last_norm_init)
+        if recipe.model.last_norm_init == 0 and recipe.model.name.startswith("cifar/resnet"):
+            warnings.warn(
+                "model.last_norm_init=0: the channels that a zero-padded shortcut adds start at 0 behind a ReLU and "
+                "never learn; start at 0.01 or more",
+                stacklevel=2,
+            )
     if sync_bn:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if recipe.controller.kind == "none":

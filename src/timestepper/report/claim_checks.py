@@ -1,16 +1,14 @@
-"""What the types of a claim file leave open: a mistyped name would else be a statement that stays "not yet run"."""
+"""What the types of a claim file leave open: a mistyped name would else be a statement that stays "not run"."""
 
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from timestepper.errors import RecordError
+from timestepper.report.claims import Claim, Row, Schedule, Statement, Steps, Structure
 from timestepper.report.names import DATA, SUBJECT, model_name, spelled
 from timestepper.report.strict import convert
-
-if TYPE_CHECKING:
-    from timestepper.report.claims import Claim, Row, Schedule, Statement, Steps, Structure
 
 COUNTS = ("parameters_train", "parameters_inference", "gflops_train", "gflops_inference")
 FORMULAS = ("independent", "two_fc", "lstm")  # controllers that Table 1 has one for
@@ -28,21 +26,26 @@ SETTINGS: dict[str, dict[str, Any]] = {  # of a recipe, by its part, that a sche
     },
 }
 LIBRARIES = ("timm", "torchvision", "cifar")
-_RUN_FIGURES = ("test_error", "mean_test_error", "noise_error", "noise_loss", "noise_loss_rise")
+_RUN_FIGURES = ("test_error", "training_error", "noise_error", "noise_loss", "noise_loss_rise")
+_STATES = ("no effect possible", "supported", "contradicted", "not run")  # that need no run
 # For every check the quantities that it can look at and the keys that it cannot do without.
 _CHECKS = {
     "lower": (_RUN_FIGURES, ("low", "high", "on")),
-    "similar": (_RUN_FIGURES, ("low", "high", "on", "margin")),
+    "similar": (("test_error",), ("low", "high", "on")),
     "trend": (("test_error", "last_stage_mean"), ("over", "on")),
-    "near": (("first_steps",), ("group", "on", "value", "margin")),
-    "increasing": (("last_stage",), ("group", "on")),
+    "keeps": (("test_error", "last_stage_mean"), ("over", "on")),
+    "most": (("test_error",), ("low", "high", "over", "on")),
+    "near": (("first_steps", "all_first_steps", "last_stage"), ("group", "on", "value", "margin")),
+    "increasing": (("last_stage",), ("group", "on", "margin")),
+    "ranks": (("noise_rise",), ("on", "noise")),
     "stable": (("solution",), ("low",)),
     "unstable": (("solution",), ("low",)),
     "fewer_steps": (("solution",), ("low", "high")),
+    "settled": (("",), ("state", "why")),
 }
 
 
-def check(claim: "Claim", path: str) -> None:
+def check(claim: Claim, path: str) -> None:
     """A message that names the file, and the statement or the line of the table, for the first mistake."""
     for row in claim.row:
         _one_of(row.paper, ("test_error", *COUNTS), f"{path}: paper of {row.label}: key")
@@ -63,7 +66,7 @@ def check(claim: "Claim", path: str) -> None:
         _statement(statement, f"{path}: statement {statement.id}:")
 
 
-def _blocks(lines: "Sequence[Steps]", path: str) -> None:
+def _blocks(lines: Sequence[Steps], path: str) -> None:
     """Names of blocks such as C-5_3, the same in every line of the table."""
     for line in lines:
         for block in line.paper:
@@ -75,7 +78,7 @@ def _blocks(lines: "Sequence[Steps]", path: str) -> None:
             raise RecordError(f"{path}: paper of {lines[0].label} and {line.label}: only one has {', '.join(odd)}")
 
 
-def _structure(stage: "Structure", where: str) -> None:
+def _structure(stage: Structure, where: str) -> None:
     _models([stage.model], where)
     pairs = {"input": stage.input, "gates": stage.gates, "output": stage.output}
     pairs |= {f"convolutions[{number}]": layer for number, layer in enumerate(stage.convolutions, 1)}
@@ -85,7 +88,7 @@ def _structure(stage: "Structure", where: str) -> None:
     _counts(pairs | {"output_size": (stage.output_size,), "blocks": (stage.blocks,)}, where)
 
 
-def _schedule(schedule: "Schedule", path: str) -> None:
+def _schedule(schedule: Schedule, path: str) -> None:
     _place({"data": schedule.data}, f"{path}: schedule:")
     where = f"{path}: schedule of {schedule.data}:"
     _one_of([] if schedule.augment is None else [schedule.augment], AUGMENTS, f"{where} augment")
@@ -98,17 +101,19 @@ def _schedule(schedule: "Schedule", path: str) -> None:
                 _within(number if isinstance(number, float) else None, 1e6, f"{where} {part}.{key}")
 
 
-def _statement(statement: "Statement", where: str) -> None:
+def _statement(statement: Statement, where: str) -> None:
     _one_of([statement.check], tuple(_CHECKS), f"{where} check")
     quantities, keys = _CHECKS[statement.check]
     _one_of([statement.quantity], quantities, f"{where} quantity")
-    if statement.check == "trend":
+    if statement.check == "settled":
+        _one_of([statement.state], _STATES, f"{where} state")
+    if statement.check in ("trend", "keeps"):
         _one_of([statement.direction], ("rising", "falling"), f"{where} direction")
         keys += ("low", "high") if statement.group is None else ()
     if statement.quantity in ("noise_error", "noise_loss"):
         keys += ("noise",)
     for key in keys:
-        if getattr(statement, key) in (None, (), {}):
+        if getattr(statement, key) in (None, (), {}, ""):
             raise RecordError(f"{where} key {key} is missing")
     for key in ("gain", "margin"):
         _within(getattr(statement, key), 100.0, f"{where} {key}")
@@ -126,8 +131,9 @@ def _compared(wanted: dict[str, str] | None, solution: bool, where: str) -> None
     if wanted is None:
         return
     key = "solution" if solution else "controller"
-    if list(wanted) != [key]:
+    if key not in wanted or not wanted.keys() <= {key, "model"}:
         raise RecordError(f"{where} must be {{ {key} = … }}, not {wanted}")
+    _models([wanted["model"]] if "model" in wanted else [], where)
     if solution:
         _one_of(wanted.values(), SOLUTIONS, f"{where} solution")
     else:

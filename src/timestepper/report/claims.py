@@ -1,13 +1,8 @@
 """What the paper states, as data: one TOML file per table or figure in ``claims/``, never a measured value."""
 
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from timestepper.errors import RecordError
-from timestepper.report import strict
-from timestepper.report.claim_checks import check
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 FOLDER = next((path for path in (_PACKAGE.parents[1] / "claims", _PACKAGE / "claims") if path.is_dir()), Path("claims"))
@@ -84,15 +79,18 @@ class Schedule:
 class Statement:
     """Something that the paper says and that runs can confirm or refute.
 
-    ``low`` and ``high`` (or ``group``) say which runs are compared, ``on`` where the paper does it, ``stand_in`` on
-    what smaller task the same thing can be looked at, ``gain`` the size that the paper gives. ``margin`` is ours:
-    the paper says "about" and "similar" without a number.
+    ``text`` is ours, ``words`` are the paper's own. ``low`` and ``high`` (or ``group``) say which runs are compared,
+    ``on`` where the paper does it, ``stand_in`` on what smaller task the same thing can be looked at, ``gain`` the size
+    that the paper gives. ``margin`` is ours: the paper says "about" without a number. ``caution`` says why the runs
+    that there are must not decide. What no run decides is ``settled``: ``state`` and ``why``, ``by`` the test that
+    shows it.
     """
 
     id: str
     text: str
     check: str
-    quantity: str
+    quantity: str = ""
+    words: str = ""
     low: dict[str, str] | None = None
     high: dict[str, str] | None = None
     group: dict[str, str] | None = None
@@ -105,15 +103,20 @@ class Statement:
     value: float | None = None
     margin: float | None = None
     gain: float | None = None
+    caution: str = ""
+    state: str = ""
+    why: str = ""
+    by: str = ""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One table or figure of the paper."""
+    """One table or figure of the paper; ``ours`` are questions that the paper does not ask."""
 
     name: str
     place: str
     title: str
+    ours: bool = False
     row: tuple[Row, ...] = ()
     formula: tuple[Formula, ...] = ()
     steps: tuple[Steps, ...] = ()
@@ -123,44 +126,3 @@ class Claim:
 
 
 Claims = dict[str, Claim]
-
-
-def load_claims(folder: Path = FOLDER) -> tuple[Claims, list[str]]:
-    """All claims by name, and a message for each file that has a mistake; the other files are not affected."""
-    claims: Claims = {}
-    problems = []
-    files = sorted(folder.glob("*.toml"))
-    owners: dict[str, Path] = {}
-    for path in files:
-        try:
-            claim = read_claim(path)
-            owners = _with_statements(owners, claim, path)
-            claims[path.stem] = claim
-        except RecordError as error:
-            problems.append(str(error))
-    if not files:
-        problems.append(f"{folder} holds no claim files (*.toml); give the folder with --claims")
-    return claims, problems
-
-
-def _with_statements(owners: dict[str, Path], claim: Claim, path: Path) -> dict[str, Path]:
-    """The file of every statement by its id, with those of one more file; a second owner would hide the first."""
-    owners = dict(owners)
-    for statement in claim.statement:
-        if statement.id in owners:
-            raise RecordError(f"{path}: statement {statement.id}: {owners[statement.id]} has this id already")
-        owners[statement.id] = path
-    return owners
-
-
-def read_claim(path: Path) -> Claim:
-    """One claim file."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise RecordError(f"{path}: not readable as TOML: {error}") from None
-    claim = strict.build(Claim, table, str(path))
-    if claim.name != path.stem:
-        raise RecordError(f"{path}: name is {claim.name!r}; it must be the file's name, {path.stem!r}")
-    check(claim, str(path))
-    return claim

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from timestepper.report import quantities
 from timestepper.report.groups import Group, Task
-from timestepper.report.statistics import Interval, interval, paired
+from timestepper.report.statistics import Estimate, difference, mean_of
 
 
 def by_task(groups: Iterable[Group]) -> dict[Task, list[Group]]:
@@ -24,11 +24,11 @@ def same_start_of(groups: Sequence[Group]) -> Group | None:
     return next((group for group in groups if group.subject == "plain, last norm starts at 0.5"), None)
 
 
-def differences(groups: Sequence[Group], base: Group | None = None) -> list[tuple[Group, Interval]]:
-    """Each group's test error less that of the base, which is the plain network where none is named; by seed."""
+def differences(groups: Sequence[Group], base: Group | None = None) -> list[tuple[Group, Estimate]]:
+    """Each group's test error minus that of the base, which is the plain network where none is named."""
     base = base or plain_of(groups)
     if base is None:
         return []
-    errors = base.values(quantities.test_error)
-    pairs = [(group, paired(group.values(quantities.test_error), errors)) for group in groups if group is not base]
-    return [(group, interval(sample.values())) for group, sample in pairs if sample]
+    theirs = mean_of(base.values(quantities.test_error).values())
+    others = [(group, mean_of(group.values(quantities.test_error).values())) for group in groups if group is not base]
+    return [(group, difference(ours, theirs)) for group, ours in others]

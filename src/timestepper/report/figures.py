@@ -11,7 +11,7 @@ from timestepper.report.compare import by_task, differences, plain_of, same_star
 from timestepper.report.groups import Group, Task, condition_labels
 from timestepper.report.names import data_name, subject_name
 from timestepper.report.records import Record
-from timestepper.report.statistics import Interval, interval, signed
+from timestepper.report.statistics import Estimate, mean_of, signed
 
 Curve = list[tuple[float, float]]
 _FAR = 4  # times the middle of all bars
@@ -39,13 +39,13 @@ class Figure:
 
 def comparison(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure | None:
     """Differences to the plain network with their intervals, a panel per task and base, all on the same axis."""
-    found: list[tuple[str, list[tuple[Group, Interval]]]] = []
+    found: list[tuple[str, list[tuple[Group, Estimate]]]] = []
     for task, bundle in sorted(by_task(groups).items(), key=lambda item: -len(item[1])):
         bases = {"plain": plain_of(bundle), "plain that starts at half steps": same_start_of(bundle)}
         for name, base in bases.items():
             known = [pair for pair in differences(bundle, base) if pair[1].known] if base else []
             if known:
-                found.append((f"Less {name}: {label(task)}", known))
+                found.append((f"Minus {name}: {label(task)}", known))
     if not found:
         return None
     intervals = [apart for _, pairs in found for _, apart in pairs]
@@ -60,9 +60,9 @@ def comparison(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure 
         drawing = svg.forest(rows, span, "percentage points; left of 0 is better", f"Test error. {heading}", said)
         panels.append(Panel("", heading, drawing))
     caption = (
-        "Test error of the last epoch less that of a plain network with the same seed. Points are means over seeds, "
-        "bars 95% intervals of the mean (Student's t). An arrow ends a bar that goes on beyond the axis; a row without "
-        "a point has its mean there. A bar that does not touch 0 is a difference. A controller "
+        "Test error of the last epoch minus that of a plain network. Points are means over seeds, bars 95% intervals "
+        "of the difference (Welch). An arrow ends a bar that goes on beyond the axis; a row without a point has its "
+        "mean there. A controller "
         "starts with half steps, so the plain network whose blocks start at half their size is the fair one to beat."
     )
     return Figure("comparison", "Who is better than the plain network?", caption, tuple(panels), ())
@@ -173,7 +173,7 @@ def depth(groups: Sequence[Group], how: Callable[[Task, str], str]) -> Figure | 
         depths = sorted({group.task.depth or 0 for group in found})
         if len(depths) < 2:
             continue
-        means = {(g.subject, g.task.depth or 0): interval(g.values(quantities.test_error).values()) for g in found}
+        means = {(g.subject, g.task.depth or 0): mean_of(g.values(quantities.test_error).values()) for g in found}
         ends = [value for i in means.values() for value in (i.mean, i.low, i.high) if value is not None]
         span = (float(depths[0]), float(depths[-1]))
         plot = svg.Plot(span, (min(ends), max(ends)), "depth", "test error, %", log_x=True)

@@ -180,8 +180,7 @@ def _label(groups: Sequence[Group], claims: Claims) -> Callable[[Task], str]:
 
 def _headline(found: Sequence[verdicts.Verdict]) -> dict[str, int]:
     states = [verdict.state for verdict in verdicts.headline(found)]
-    order = (verdicts.REPRODUCED, verdicts.NOT_REPRODUCED, verdicts.NOT_RUN)
-    return {state: states.count(state) for state in order} if states else {}
+    return {state: states.count(state) for state in verdicts.STATES if state in states}
 
 
 def _render(**values: Any) -> str:

@@ -1,6 +1,8 @@
 """Figures that are read off one record. Errors in percent; the last epoch, never the best."""
 
 import math
+from itertools import accumulate
+from statistics import linear_regression
 
 from timestepper.report.records import Record
 
@@ -9,13 +11,20 @@ def test_error(record: Record) -> float:
     return 100 * record.final["test"]["error"]
 
 
-def mean_test_error(record: Record) -> float | None:
-    """Over all epochs: who is ahead during the whole training. None where some were not evaluated.
+def training_error(record: Record, tenth: int) -> float | None:
+    """Test error averaged over a tenth of the training, 1 to 10. None where an epoch of it was not evaluated.
 
     Runs that were looked at at other times have means of other parts of training, which do not compare.
     """
-    curve = [error for _, error in error_curve(record)]
-    return math.fsum(curve) / len(curve) if len(curve) == len(record.epochs) else None
+    total = len(record.epochs)
+    lines = record.epochs[(tenth - 1) * total // 10 : tenth * total // 10]
+    errors = [100 * line["test"]["error"] for line in lines if "test" in line]
+    return math.fsum(errors) / len(errors) if errors and len(errors) == len(lines) else None
+
+
+def log_bound(record: Record) -> float | None:
+    """Natural logarithm of Proposition 1's bound."""
+    return math.fsum(record.stability.log_bound) if record.stability else None
 
 
 def error_curve(record: Record) -> list[tuple[float, float]]:
@@ -40,8 +49,14 @@ def at_noise(record: Record, what: str, level: float) -> float | None:
     return next((value for found, value in noise_curve(record, what) if math.isclose(found, level)), None)
 
 
+def noise_rise(record: Record, level: float) -> float | None:
+    """Error at a noise level minus the error without noise."""
+    noisy, clean = at_noise(record, "error", level), at_noise(record, "error", 0.0)
+    return None if noisy is None or clean is None else noisy - clean
+
+
 def noise_loss_rise(record: Record) -> float | None:
-    """Loss at the strongest noise less the loss without."""
+    """Loss at the strongest noise minus the loss without."""
     curve = sorted(noise_curve(record, "loss"))
     return curve[-1][1] - curve[0][1] if len(curve) > 1 and curve[0][0] == 0 else None
 
@@ -51,16 +66,31 @@ def steps_by_stage(record: Record) -> list[list[float]]:
     return [[math.fsum(row) / len(row) for row in stage] for stage in record.step_sizes.values()]
 
 
-def first_steps_apart(record: Record, value: float) -> float | None:
-    """How far the first step of any stage but the last is from a value, at most."""
+def first_steps_apart(record: Record, value: float, last: bool = False) -> float | None:
+    """How far the first step of any stage is from a value, at most; ``last``: also that of the last stage."""
     stages = steps_by_stage(record)
-    return max(abs(stage[0] - value) for stage in stages[:-1]) if len(stages) > 1 else None
+    chosen = stages if last else stages[:-1]
+    return max(abs(stage[0] - value) for stage in chosen) if len(stages) > 1 else None
+
+
+def last_stage_apart(record: Record, value: float) -> float | None:
+    """How far any step of the last stage is from a value, at most."""
+    stages = steps_by_stage(record)
+    return max(abs(step - value) for step in stages[-1]) if stages else None
 
 
 def last_stage_rise(record: Record) -> float | None:
-    """By how much the step size grows from the first to the last block of the last stage."""
+    """By how much the step size grows from block to block of the last stage: the slope over all of them."""
     stages = steps_by_stage(record)
-    return stages[-1][-1] - stages[-1][0] if stages and len(stages[-1]) > 1 else None
+    return linear_regression(range(len(stages[-1])), stages[-1]).slope if stages and len(stages[-1]) > 1 else None
+
+
+def last_stage_least(record: Record) -> float | None:
+    """By how much a block of the last stage is ahead of all earlier ones, at least: below 0 where one falls behind."""
+    stages = steps_by_stage(record)
+    if not stages or len(stages[-1]) < 2:
+        return None
+    return min(step - largest for largest, step in zip(accumulate(stages[-1], max), stages[-1][1:], strict=False))
 
 
 def last_stage_mean(record: Record) -> float | None:

@@ -10,13 +10,19 @@ from timestepper.report.compare import by_task, differences
 from timestepper.report.groups import Group, Task
 from timestepper.report.names import data_name, subject_name
 from timestepper.report.records import Record
-from timestepper.report.statistics import interval, signed
+from timestepper.report.statistics import CONTRADICTED, EQUAL, EQUAL_MARGIN, FEWEST, OPEN, SUPPORTED, mean_of, signed
 from timestepper.report.tables import Cell, Table
-from timestepper.report.verdicts import NOT_REPRODUCED, NOT_RUN, REPRODUCED, Verdict
+from timestepper.report.verdicts import NO_EFFECT, NOT_RUN, Verdict
 
-_TONES = {REPRODUCED: "good", NOT_REPRODUCED: "bad", NOT_RUN: "quiet"}
+_TONES = {SUPPORTED: "good", CONTRADICTED: "bad", NO_EFFECT: "bad", EQUAL: "", OPEN: "", NOT_RUN: "quiet"}
 _KINDS = ("adversarial", "random")
 _TEN = math.log(10)
+_VERDICTS = (
+    "Verdicts on the paper (its own words in quotation marks) and on our questions. Supported: the 95% interval (where "
+    "a margin is allowed, the 90% one) lies where the statement puts it, with every part of it. Contradicted: for "
+    "certain not, corrected for the number of parts (Holm). Equal: the 90% interval lies within "
+    f"±{EQUAL_MARGIN:g} points. Open: the runs cannot say; fewer than {FEWEST} seeds never can"
+)
 Label = Callable[[Task], str]
 
 
@@ -36,27 +42,27 @@ def measured_table(groups: Sequence[Group], label: Label) -> Table:
     for task, bundle in by_task(groups).items():
         found = {group.subject: difference for group, difference in differences(bundle)}
         for group in bundle:
-            error = interval(group.values(quantities.test_error).values())
-            loss = interval(group.values(lambda record: record.epochs[-1]["train"]["loss"]).values())
+            error = mean_of(group.values(quantities.test_error).values())
+            loss = mean_of(group.values(lambda record: record.epochs[-1]["train"]["loss"]).values())
             apart = found.get(group.subject)
-            seconds = interval(record.wall_seconds for record in group.runs.values()).mean
+            seconds = mean_of(record.wall_seconds for record in group.runs.values()).mean
             rows.append(
                 (
                     Cell(subject_name(group.subject), under=label(task)),
                     Cell(error.spread()),
                     Cell(f"{signed(apart.mean)} {apart.bounds()}" if apart and apart.known else _alone(apart)),
                     Cell(loss.spread(3)),
-                    Cell(str(error.count)),
+                    Cell(str(len(group.runs))),
                     Cell(duration(seconds)),
                 )
             )
-    columns = ("Runs", "Test error, %", "Less plain, 95% interval", "Training loss", "Seeds", "Time per run")
-    caption = "All finished runs: last epoch, mean ± standard deviation over seeds; differences paired by seed"
+    columns = ("Runs", "Test error, %", "Minus plain, 95% interval", "Training loss", "Seeds", "Time per run")
+    caption = "All finished runs: last epoch, mean ± standard deviation over seeds; differences with Welch's interval"
     return Table("measured", caption, columns, tuple(rows))
 
 
 def _alone(apart) -> str:
-    return f"{signed(apart.mean)} (one seed)" if apart else ""
+    return f"{signed(apart.mean)} ({apart.bounds()})" if apart else ""
 
 
 def paper_table(claim: Claim, groups: Sequence[Group], label: Label) -> Table:
@@ -69,9 +75,13 @@ def paper_table(claim: Claim, groups: Sequence[Group], label: Label) -> Table:
         if row.origin or not found:
             rows.append((Cell(name), paper, Cell("" if row.origin else NOT_RUN, tone="quiet"), Cell(""), Cell("")))
         for group in found if not row.origin else ():
-            error = interval(group.values(quantities.test_error).values())
-            interval_text = error.bounds().replace("+", "") if error.known else "one seed"
-            cells = (Cell(error.spread()), Cell(interval_text), Cell(f"{label(group.task)}, {_seeds(error.count)}"))
+            error = mean_of(group.values(quantities.test_error).values())
+            interval_text = error.bounds().replace("+", "")
+            cells = (
+                Cell(error.spread()),
+                Cell(interval_text),
+                Cell(f"{label(group.task)}, {_seeds(min(error.counts))}"),
+            )
             rows.append((Cell(name), paper, *cells))
     columns = ("Network", "Paper, error %", "Measured", "95% interval of the mean", "Runs")
     return Table(claim.name, f"{claim.place}: {claim.title}", columns, tuple(rows))
@@ -109,7 +119,7 @@ def steps_table(claim: Claim, groups: Sequence[Group], label: Label) -> Table:
 
 def _block_cell(group: Group, block: str) -> Cell:
     values = group.values(lambda record: quantities.paper_block(record, block))
-    return Cell(interval(values.values()).spread(3) if values else "")
+    return Cell(mean_of(values.values()).spread(3) if values else "")
 
 
 def noise_table(groups: Sequence[Group], label: Label) -> Table | None:
@@ -121,7 +131,7 @@ def noise_table(groups: Sequence[Group], label: Label) -> Table | None:
         if not curves:
             continue
         found = [[curve[level] for curve in curves if level in curve] for level in levels]
-        cells = (Cell(interval(values).spread(1) if values else "") for values in found)
+        cells = (Cell(mean_of(values).spread(1) if values else "") for values in found)
         rows.append((_name(group, len(curves), label), *cells))
     caption = "Test error in percent by standard deviation of the noise: mean ± standard deviation over seeds"
     return Table("noise-table", caption, ("Runs", *(f"{level:g}" for level in levels)), tuple(rows)) if rows else None
@@ -134,10 +144,10 @@ def stability_table(groups: Sequence[Group], label: Label) -> Table | None:
         found = [record.stability for record in group.runs.values() if record.stability]
         if not found:
             continue
-        bound = interval(sum(growth.log_bound) / _TEN for growth in found)
+        bound = mean_of(sum(growth.log_bound) / _TEN for growth in found)
         ends = [[max(growth.log_end_to_end.values()) for growth in found]]  # no search finds the worst every time
         ends += [[growth.log_end_to_end[kind] for growth in found] for kind in _KINDS]
-        measured = [interval(value / _TEN for value in values) for values in ends]
+        measured = [mean_of(value / _TEN for value in values) for values in ends]
         cells = (Cell(value.spread()) for value in measured)
         rows.append((_name(group, len(found), label), Cell(bound.spread(1)), *cells))
     columns = ("Runs", "Bound (Proposition 1)", "Worst found", "Adversarial", "Random")
@@ -154,7 +164,7 @@ def influence_table(groups: Sequence[Group], label: Label) -> Table | None:
         reads = group.subject.startswith(("lstm", "two_fc"))  # the others have nothing to read
         runs = [list(record.final.get("descriptor_influence", {}).values()) for record in group.runs.values()]
         if reads and all(runs):
-            cells = (Cell(_small(interval(stage).mean)) for stage in zip(*runs, strict=False))
+            cells = (Cell(_small(mean_of(stage).mean)) for stage in zip(*runs, strict=False))
             rows.append((_name(group, len(runs), label), *cells))
     width = max(map(len, rows), default=1)
     filled = tuple(row + (Cell(""),) * (width - len(row)) for row in rows)
@@ -175,13 +185,10 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     rows = []
     for verdict in sorted(verdicts, key=lambda verdict: verdict.state == NOT_RUN):
         where = verdict.where + (" (stand-in)" if verdict.stand_in else "")
+        words = f" (\u201c{verdict.statement.words}\u201d)" if verdict.statement.words and verdict.main else ""
         cells = (Cell(verdict.claim.place.partition(",")[0]), Cell(verdict.state, tone=_TONES[verdict.state]))
-        rows.append((Cell(verdict.statement.text), *cells, Cell(verdict.detail), Cell(where)))
-    caption = (
-        "Verdicts: reproduced where the whole 95% interval over seeds lies where the statement puts it; not reproduced "
-        "otherwise, be it that the runs speak against the statement or that so few seeds leave it open"
-    )
-    return Table("verdicts", caption, ("The paper says", "Where", "Verdict", "Measured", "On"), tuple(rows))
+        rows.append((Cell(verdict.statement.text + words), *cells, Cell(verdict.detail), Cell(where)))
+    return Table("verdicts", _VERDICTS, ("Statement", "Where", "Verdict", "Measured", "On"), tuple(rows))
 
 
 def pending_table(pending: Iterable[Pending]) -> Table:

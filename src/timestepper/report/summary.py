@@ -8,7 +8,7 @@ from timestepper.report.claims import Claims
 from timestepper.report.compare import by_task, differences, plain_of, same_start_of
 from timestepper.report.groups import Group, Task, schedule_label
 from timestepper.report.names import PAPER_DATA, subject_name
-from timestepper.report.statistics import interval, signed
+from timestepper.report.statistics import mean_of, signed
 
 
 def summarise(
@@ -32,18 +32,12 @@ def summarise(
 
 def _count_verdicts(chosen: Sequence[verdicts.Verdict]) -> str:
     states = [verdict.state for verdict in chosen]
-    against = sum(verdict.against for verdict in chosen)
-    missed = f"{states.count(verdicts.NOT_REPRODUCED)} are not"
-    if verdicts.NOT_REPRODUCED in states:
-        missed += f" (the runs speak against {against} of them and leave the others open)"
-    text = (
-        f"Of {len(states)} statements of the paper that can be checked, {states.count(verdicts.REPRODUCED)} are "
-        f"reproduced, {missed}, and {states.count(verdicts.NOT_RUN)} are not yet run"
-    )
+    counted = ", ".join(f"{states.count(state)} {state}" for state in verdicts.STATES if state in states)
+    text = f"Of {len(states)} statements of the paper: {counted}"
     decided = [verdict for verdict in chosen if verdict.state != verdicts.NOT_RUN]
     lesser = sum(verdict.short or verdict.stand_in for verdict in decided)
     if lesser:
-        text += f"; {lesser} of these {len(decided)} verdicts rest on a short schedule or on a smaller stand-in"
+        text += f"; {lesser} of the {len(decided)} that were looked at rest on a short schedule or a smaller stand-in"
     return f"{text}."
 
 
@@ -60,11 +54,11 @@ def _compare(bundle: list[Group], label: Callable[[Task], str]) -> str:
     plain = plain_of(bundle)
     assert plain is not None
     other, apart = next(iter(differences(bundle)), (None, None))
-    error = interval(plain.values(quantities.test_error).values())
+    error = mean_of(plain.values(quantities.test_error).values())
     if other is None or apart is None:
         return f"{label(plain.task)}: the plain network has {error.spread()}% test error."
-    theirs = interval(other.values(quantities.test_error).values())
-    span = f", 95% interval {apart.bounds()}" if apart.known else "; one seed gives no interval"
+    theirs = mean_of(other.values(quantities.test_error).values())
+    span = f", 95% interval {apart.bounds()}" if apart.known else f" ({apart.bounds()})"
     name = subject_name(other.subject)
     text = (
         f"{label(plain.task)}: test error {error.spread()}% (plain) and {theirs.spread()}% "
@@ -73,7 +67,7 @@ def _compare(bundle: list[Group], label: Callable[[Task], str]) -> str:
     fair = same_start_of(bundle)
     if fair is None or other is fair:
         return text
-    errors = interval(fair.values(quantities.test_error).values())
+    errors = mean_of(fair.values(quantities.test_error).values())
     beaten = next((found for group, found in differences(bundle, fair) if group is other), None)
     text += f" A plain network whose blocks start at half their size, as the controller's do, has {errors.spread()}%"
-    return f"{text}; {name} less it: {signed(beaten.mean)} points, {beaten.bounds()}." if beaten else f"{text}."
+    return f"{text}; {name} minus that: {signed(beaten.mean)} points, {beaten.bounds()}." if beaten else f"{text}."

@@ -1,38 +1,40 @@
-"""A verdict on every statement of the paper that the records can decide.
+"""A verdict on every statement of the paper: supported, contradicted, equal, open, not run, or no effect possible.
 
-Each check comes down to one number per seed (a paired difference, a slope, a distance) and to what its 95% interval
-must do: lie below zero, above zero, or inside a margin. If it does not, no part of it may (the runs speak against the
-statement) or some part (they leave it open).
+``parts`` says what a statement asks for, ``statistics`` when that is decided. Here the settings (network, data,
+schedule) come together: each has its verdict, several that answer the same question are averaged, and which verdict is
+the statement's main one is fixed before the runs, so that none is picked for its outcome.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from timestepper.report import quantities
 from timestepper.report.claims import Claim, Claims, Statement
 from timestepper.report.groups import Group, Task, condition_labels, how, schedule_label
-from timestepper.report.names import data_name, depth_of, model_name
-from timestepper.report.records import Record
-from timestepper.report.statistics import Interval, interval, paired, signed, slope
+from timestepper.report.names import data_name, model_name
+from timestepper.report.parts import ACROSS_MODELS, Asked, ask
+from timestepper.report.statistics import (
+    CONTRADICTED,
+    EQUAL,
+    OPEN,
+    SUPPORTED,
+    Part,
+    average,
+    decide,
+    enough,
+    refuted,
+    signed,
+)
 
-REPRODUCED, NOT_REPRODUCED, NOT_RUN = "reproduced", "not reproduced", "not yet run"
-
-Measure = Callable[[Record], float | None]
-
-
-class Finding(NamedTuple):
-    """The outcome of a check; ``against``: no part of the interval lies where the statement puts it."""
-
-    state: str
-    detail: str
-    against: bool = False
+NO_EFFECT, NOT_RUN = "no effect possible", "not run"
+STATES = (SUPPORTED, CONTRADICTED, EQUAL, OPEN, NO_EFFECT, NOT_RUN)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the runs say to one statement in one place (task and schedule)."""
+    """What the runs say to one statement in one setting, or in all of them; ``main`` is the one that counts."""
 
     claim: Claim
     statement: Statement
@@ -41,64 +43,160 @@ class Verdict:
     where: str = ""
     short: bool = False
     stand_in: bool = False
-    against: bool = False
+    main: bool = True
+
+
+class _Setting(NamedTuple):
+    """What a statement asks for where it was looked at; ``short``: not the paper's schedule."""
+
+    where: str
+    asked: Asked
+    short: bool
+    conditions: str = ""
 
 
 def judge(claims: Claims, groups: Sequence[Group], solutions: dict[str, Any] | None = None) -> list[Verdict]:
-    """Verdicts in the order of the claims; a statement has one per task that was run, or a single ``not yet run``."""
+    """Verdicts in the order of the claims; each statement has one that is ``main``."""
     found = []
     for claim in claims.values():
         for statement in claim.statement:
-            if statement.quantity == "solution":
-                found.append(_judge_solution(claim, statement, solutions))
+            blank = Verdict(claim, statement, NOT_RUN, "", _places(statement.on))
+            if statement.check == "settled":
+                by = f" ({statement.by})" if statement.by else ""
+                found.append(replace(blank, state=statement.state, detail=statement.why + by))
+            elif statement.quantity == "solution":
+                found.append(_judge_solution(blank, solutions))
             else:
-                found += _judge_runs(claim, statement, claims, groups)
+                found += _judge_runs(blank, claims, groups)
     return found
 
 
 def headline(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """One verdict per statement: the paper's own task and schedule count before a short schedule before a stand-in.
-
-    Where equally good evidence disagrees, the statement is not reproduced.
-    """
-
-    def rank(verdict: Verdict) -> tuple[bool, bool, bool, bool]:
-        return verdict.state == NOT_RUN, verdict.stand_in, verdict.short, verdict.state != NOT_REPRODUCED
-
-    chosen: dict[str, Verdict] = {}
-    for verdict in sorted(verdicts, key=rank):
-        chosen.setdefault(verdict.statement.id, verdict)
-    return list(chosen.values())
+    """One verdict per statement of the paper."""
+    return [verdict for verdict in verdicts if verdict.main and not verdict.claim.ours]
 
 
 # -- statements about runs -------------------------------------------------------------------------------------------
 
 
-def _judge_runs(claim: Claim, statement: Statement, claims: Claims, groups: Sequence[Group]) -> list[Verdict]:
-    verdicts = []
-    own, other = (False, statement.on, statement.over), (True, statement.stand_in, statement.stand_over)
-    for stand_in, places, over in (own, other):
-        for place in places:
-            local = replace(statement, over=over)
-            here = [group for group in groups if _matches(group.task, place)]
-            for task, chosen in _by_conditions(here, across_models=statement.check == "trend"):
-                result = _examine(local, chosen)
-                if result is None:
-                    continue
-                as_paper = schedule_label(task, claims)[1]
-                label = how(task, claims, condition_labels(group.task for group in here)[task])
-                network = "" if statement.check == "trend" else f"{model_name(task.model)}, "
-                where = f"{network}{data_name(task.data)}, {label}"
-                state, detail, against = result
-                verdicts.append(Verdict(claim, statement, state, detail, where, not as_paper, stand_in, against))
-    return verdicts or [Verdict(claim, statement, NOT_RUN, "", _places(statement))]
+def _judge_runs(blank: Verdict, claims: Claims, groups: Sequence[Group]) -> list[Verdict]:
+    """The paper's own places count before stand-ins; a statement about several places must hold in each."""
+    statement = blank.statement
+    own = [_pool(blank, list(_settings(statement, [place], groups, claims))) for place in statement.on]
+    local = replace(statement, over=statement.stand_over or statement.over)
+    stand_in = _pool(replace(blank, stand_in=True), list(_settings(local, statement.stand_in, groups, claims)))
+    if len(own) > 1 and any(own):
+        own.append([_together(blank, [each[-1] if each else blank for each in own])])
+    every = [*(verdict for each in own for verdict in each), *stand_in] or [blank]
+    main = (own[-1] if any(own) else stand_in or [blank])[-1]
+    return [replace(verdict, main=verdict is main) for verdict in every]
 
 
-def _places(statement: Statement) -> str:
-    names = [
+def _settings(
+    statement: Statement, places: Sequence[dict[str, str]], groups: Sequence[Group], claims: Claims
+) -> Iterator[_Setting]:
+    """Where a statement was looked at; only runs under the same conditions are compared."""
+    across = statement.check in ACROSS_MODELS or "model" in (statement.low or {})
+    for place in places:
+        here = [group for group in groups if _matches(group.task, place)]
+        if statement.check == "ranks":
+            asked = ask(statement, here)
+            if asked:
+                yield _Setting(f"all networks, {data_name(place['data'])}", asked, short=True)
+            continue
+        labels = condition_labels(group.task for group in here)
+        for task, bundle in _by_conditions(here, across):
+            asked = ask(statement, bundle)
+            if asked:
+                network = "" if across else f"{model_name(task.model)}, "
+                where = f"{network}{data_name(task.data)}, {how(task, claims, labels[task])}"
+                yield _Setting(where, asked, not schedule_label(task, claims)[1], task.conditions)
+
+
+def _pool(blank: Verdict, settings: Sequence[_Setting]) -> list[Verdict]:
+    """A verdict for each setting; the last one counts: that of all together, or of the paper's schedule.
+
+    Averaged are those that differ in network, length and batch and in nothing else, and that have seeds enough.
+    """
+    found = [_verdict(blank, setting) for setting in settings]
+    whole = [setting for setting in settings if not setting.asked.partial and enough(setting.asked.parts)]
+    usual = Counter(setting.conditions for setting in whole).most_common(1)
+    whole = [setting for setting in whole if setting.conditions == usual[0][0]]
+    alike = len({tuple((part.what, part.at) for part in setting.asked.parts) for setting in whole}) == 1
+    if len(whole) > 1 and alike:
+        columns = zip(*(setting.asked.parts for setting in whole), strict=True)
+        parts = [column[0]._replace(estimate=average([part.estimate for part in column])) for column in columns]
+        notes = {setting.asked.note for setting in whole if setting.asked.note}
+        note = "; ".join([*(notes if len(notes) == 1 else ()), f"mean of {len(whole)} settings"])
+        short = any(setting.short for setting in whole)
+        together = _verdict(blank, _Setting("all of these together", Asked(parts, note), short))
+        states = {_verdict(blank, setting).state for setting in whole}
+        if len((states | {together.state}) - {OPEN}) > 1:
+            together = replace(together, state=OPEN, detail=f"{together.detail}; the settings disagree")
+        return [*found, together]
+    return sorted(found, key=lambda verdict: (verdict.state != NOT_RUN, not verdict.short))
+
+
+def _verdict(blank: Verdict, setting: _Setting) -> Verdict:
+    statement, asked = blank.statement, setting.asked
+    detail = _detail(asked, statement)
+    state = decide(asked.parts, points=statement.check == "lower" and "error" in statement.quantity)
+    if asked.partial:
+        state, detail = NOT_RUN, f"so far {detail}"
+    elif statement.caution:
+        state, detail = OPEN, f"{detail}; {statement.caution}"
+    return replace(blank, state=state, detail=detail, where=setting.where, short=setting.short)
+
+
+def _together(blank: Verdict, verdicts: Sequence[Verdict]) -> Verdict:
+    """Of a statement about several places, some of which may not have been run."""
+    states = [verdict.state for verdict in verdicts]
+    state = OPEN
+    if CONTRADICTED in states or len(set(states)) == 1:
+        state = CONTRADICTED if CONTRADICTED in states else states[0]
+    places = blank.statement.on
+    told = (f"{_places([place])}: {found}" for place, found in zip(places, states, strict=True))
+    return replace(blank, state=state, detail="; ".join(told), short=any(verdict.short for verdict in verdicts))
+
+
+def _detail(asked: Asked, statement: Statement) -> str:
+    """The parts in words; of many, the one that speaks against the statement the most or says the least for it."""
+    lead = [part for part in asked.parts if not part.at]
+    many = [part for part in asked.parts if part.at]
+    if statement.check == "similar":
+        lead = lead[:1]
+    told = [_part(part, statement) for part in lead]
+    if many:
+        against = [part.at for part, no in zip(asked.parts, refuted(asked.parts), strict=True) if no and part.at]
+        weakest = max(many, key=lambda part: part.estimate.chance(part.bound, part.above))
+        told.append(f"holds for certain at {sum(part.holds for part in many)} of {len(many)}")
+        told += [f"certainly not at {', '.join(against)}"] if against else []
+        told.append(f"weakest at {weakest.at}: {_part(weakest, statement)}")
+    text = f"{'; '.join(told)}, {asked.parts[0].estimate.seeds()}"
+    if statement.check == "ranks":
+        text = "; ".join(told)
+    if asked.note:
+        text += f"; {asked.note}"
+    return text + (f"; the paper has {signed(-statement.gain)}" if statement.gain is not None else "")
+
+
+def _part(part: Part, statement: Statement) -> str:
+    if statement.check == "ranks":
+        low, high = part.estimate.interval()
+        numbers = [signed(math.tanh(value)) for value in (part.estimate.mean, low, high)]
+        return f"{part.what} {numbers[0]} [{numbers[1]}, {numbers[2]}]"
+    digits = 3 if "step" in statement.quantity or "stage" in statement.quantity else 2
+    unit = " points" if "error" in statement.quantity else ""
+    value, bounds = f"{signed(part.estimate.mean, digits)}{unit}", part.estimate.bounds(digits)
+    first = part.what.startswith(("per ", "from "))
+    return f"{value} {part.what} {bounds}" if first else f"{part.what} {value} {bounds}"
+
+
+def _places(places: Sequence[dict[str, str]]) -> str:
+    names = (
         ", ".join(name for name in (model_name(place.get("model", "")), data_name(place["data"])) if name)
-        for place in statement.on
-    ]
+        for place in places
+    )
     return "; ".join(names)
 
 
@@ -115,152 +213,15 @@ def _by_conditions(groups: Sequence[Group], across_models: bool) -> list[tuple[T
     return [(bundle[0].task, bundle) for bundle in bundles.values()]
 
 
-def _examine(statement: Statement, groups: list[Group]) -> Finding | None:
-    """None where nothing of the kind was run."""
-    if statement.check == "trend":
-        return _trend(statement, groups)
-    if statement.check in ("near", "increasing"):
-        return _steps(statement, groups)
-    low, high = (_subject(groups, wanted) for wanted in (statement.low, statement.high))
-    if low is None or high is None:
-        return None
-    levels: Sequence[float | None] = statement.noise or (None,)
-    samples = [
-        (level, paired(low.values(measure), high.values(measure)))
-        for level in levels
-        for measure in (_measure(statement.quantity, level),)
-    ]
-    if not all(sample for _, sample in samples):
-        return None
-    intervals = [(level, interval(sample.values())) for level, sample in samples]
-    if statement.check == "similar":
-        return _similar(intervals[0][1], statement.margin or 0.0)
-    return _lower(statement, intervals)
-
-
-def _subject(groups: list[Group], wanted: dict[str, str] | None) -> Group | None:
-    name = (wanted or {}).get("controller")
-    return next((group for group in groups if group.subject == name), None)
-
-
-def _measure(quantity: str, level: float | None = None) -> Measure:
-    if quantity in ("noise_error", "noise_loss"):
-        return lambda record: quantities.at_noise(record, quantity.removeprefix("noise_"), level or 0.0)
-    return {
-        "test_error": quantities.test_error,
-        "mean_test_error": quantities.mean_test_error,
-        "noise_loss_rise": quantities.noise_loss_rise,
-        "last_stage_mean": quantities.last_stage_mean,
-    }[quantity]
-
-
-def _lower(statement: Statement, intervals: list[tuple[float | None, Interval]]) -> Finding:
-    fewest = min((found for _, found in intervals), key=lambda found: found.count)
-    if not fewest.known:  # a level that one seed alone was measured at decides nothing, and so neither do the others
-        return _too_few(fewest)
-    unit = "" if "loss" in statement.quantity else " points"
-    spans = [(found.low or 0.0, found.high or 0.0) for _, found in intervals]
-    holds = [high < 0 for _, high in spans]
-    against = any(low > 0 for low, _ in spans)
-    # The level to name: the one that speaks against the statement the most, or that says the least for it.
-    weakest = max(range(len(spans)), key=lambda index: spans[index][0 if against else 1])
-    level, worst = intervals[weakest]
-    detail = f"difference {signed(worst.mean)}{unit} {worst.bounds()}, {worst.count} seeds"
-    if statement.quantity == "mean_test_error":
-        detail = f"error averaged over all epochs: {detail}"
-    if level is not None:
-        detail = f"holds at {sum(holds)} of {len(holds)} noise levels; weakest at {level:g}: {detail}"
-    if statement.gain is not None:
-        detail += f"; the paper has {signed(-statement.gain)}"
-    return _weigh(all(holds), against, detail)
-
-
-def _weigh(holds: bool, against: bool, detail: str) -> Finding:
-    if holds:
-        return Finding(REPRODUCED, detail)
-    return Finding(NOT_REPRODUCED, f"{detail}; this {'speaks against it' if against else 'leaves it open'}", against)
-
-
-def _similar(found: Interval, margin: float) -> Finding:
-    """Alike is more than "no difference seen": the whole interval must be small."""
-    if found.low is None or found.high is None:
-        return _too_few(found)
-    detail = f"difference {signed(found.mean)} points {found.bounds()}, {found.count} seeds; allowed ±{margin:g}"
-    holds = -margin <= found.low and found.high <= margin
-    return _weigh(holds, found.low > margin or found.high < -margin, detail)
-
-
-def _steps(statement: Statement, groups: list[Group]) -> Finding | None:
-    group = _subject(groups, statement.group)
-    if group is None:
-        return None
-    if statement.check == "increasing":
-        sample = group.values(quantities.last_stage_rise)
-    else:
-        value = statement.value or 0.0
-        sample = group.values(lambda record: quantities.first_steps_apart(record, value))
-    if not sample:
-        return None
-    found = interval(sample.values())
-    if found.low is None or found.high is None:
-        return _too_few(found)
-    if statement.check == "increasing":
-        detail = f"first to last block of the last stage {signed(found.mean, 3)} {found.bounds(3)}, {found.count} seeds"
-        return _weigh(found.low > 0, found.high < 0, detail)
-    detail = f"largest distance from {statement.value:g}: {found.mean:.3f} {found.bounds(3)}, {found.count} seeds"
-    margin = statement.margin or 0.0
-    return _weigh(found.high <= margin, found.low > margin, f"{detail}; allowed {margin:g}")
-
-
-def _trend(statement: Statement, groups: list[Group]) -> Finding | None:
-    """Slope over the logarithm of the depth, seed by seed."""
-    samples: dict[str, dict[int, float]] = {}
-    measure = _measure(statement.quantity)
-    for model in statement.over:
-        here = [group for group in groups if group.task.model == model]
-        if statement.group is not None:
-            chosen = _subject(here, statement.group)
-            samples[model] = chosen.values(measure) if chosen else {}
-        else:
-            low, high = _subject(here, statement.low), _subject(here, statement.high)
-            samples[model] = paired(low.values(measure), high.values(measure)) if low and high else {}
-    several = {model: sample for model, sample in samples.items() if len(sample) > 1}
-    # A depth that one seed alone has got to must not undo what several say of the others.
-    used = several if len(several) > 1 else {model: sample for model, sample in samples.items() if sample}
-    if len(used) < 2:
-        return None
-    depths = {model: depth_of(model) or 0 for model in used}
-    seeds = set.intersection(*map(set, used.values()))
-    slopes = [slope([(math.log2(depths[m]), sample[seed]) for m, sample in used.items()]) for seed in sorted(seeds)]
-    if not slopes:
-        return None
-    found = interval(slopes)
-    if found.low is None or found.high is None:
-        return _too_few(found)
-    unit = "" if "stage" in statement.quantity else " points"
-    listed = ", ".join(map(str, depths.values()))
-    detail = f"{signed(found.mean)}{unit} per doubling of depth {found.bounds()}, {found.count} seeds; depth {listed}"
-    if len(depths) < len(statement.over):
-        detail += f" ({len(depths)} of {len(statement.over)} depths)"
-    deepest = max(statement.over, key=lambda model: depth_of(model) or 0)
-    if deepest not in used:  # what shallow networks do is not what the paper says of it
-        return Finding(NOT_RUN, f"so far {detail}")
-    falls, rises = found.high < 0, found.low > 0
-    return _weigh(falls, rises, detail) if statement.direction == "falling" else _weigh(rises, falls, detail)
-
-
-def _too_few(found: Interval) -> Finding:
-    return Finding(NOT_RUN, f"one seed gives {signed(found.mean, 3)} and no interval; two or more are needed")
-
-
 # -- statements about Figure 1 ---------------------------------------------------------------------------------------
 
 
-def _judge_solution(claim: Claim, statement: Statement, solutions: dict[str, Any] | None) -> Verdict:
+def _judge_solution(blank: Verdict, solutions: dict[str, Any] | None) -> Verdict:
     """``solutions`` maps large, small and rkf to {"values", "steps", "error"}."""
+    statement = blank.statement
     first, second = ((wanted or {}).get("solution", "") for wanted in (statement.low, statement.high))
     if not solutions or first not in solutions or (second and second not in solutions):
-        return Verdict(claim, statement, NOT_RUN, "")
+        return blank
     found = solutions[first]
     values = found["values"]
     shrinks = abs(values[-1]) < abs(values[0]) and max(map(abs, values)) <= abs(values[0])
@@ -271,5 +232,5 @@ def _judge_solution(claim: Claim, statement: Statement, solutions: dict[str, Any
     else:
         holds = shrinks == (statement.check == "stable")
         detail = f"|y| ends at {abs(values[-1]):.2g} after {found['steps']} steps; largest error {found['error']:.2g}"
-    state = REPRODUCED if holds else NOT_REPRODUCED
-    return Verdict(claim, statement, state, detail, "computed for this page", against=not holds)
+    state = SUPPORTED if holds else CONTRADICTED
+    return replace(blank, state=state, detail=detail, where="computed for this page")

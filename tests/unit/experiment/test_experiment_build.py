@@ -1,3 +1,4 @@
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -66,6 +67,7 @@ def test_stepped_and_plain_networks_start_from_the_same_weights():
         assert torch.equal(value, stepped.state_dict()[name])
 
 
+@pytest.mark.filterwarnings("ignore:model.last_norm_init=0")
 @pytest.mark.parametrize("value", [0.0, 0.5])
 def test_last_norm_init_reaches_the_last_norm_of_every_branch_and_no_other(value):
     model = build.network(small(f"model.last_norm_init={value}"), DIGITS)
@@ -74,6 +76,16 @@ def test_last_norm_init_reaches_the_last_norm_of_every_branch_and_no_other(value
     for path, module in model.named_modules():
         if isinstance(module, nn.BatchNorm2d):
             assert module.weight.unique().tolist() == [value if path in last else 1.0]
+
+
+def test_a_start_at_0_that_leaves_channels_dead_is_warned_of():
+    """Only a shortcut that adds zero channels has such channels: a projection shortcut has none."""
+    with pytest.warns(UserWarning, match=r"last_norm_init=0: .* never learn; start at 0\.01 or more"):
+        build.network(small("model.last_norm_init=0"), DIGITS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build.network(small("model.last_norm_init=0.01"), DIGITS)
+        build.network(small("model.name=timm/resnet18", "model.last_norm_init=0"), DIGITS)
 
 
 def test_last_norm_init_needs_norms():

@@ -9,7 +9,7 @@ from timestepper.experiment.load import as_dict, load, sections
 from timestepper.experiment.measure import NOISE_LEVELS
 from timestepper.experiment.schema import Optimiser, Recipe, Schedule
 from timestepper.report import claim_checks, load_claims
-from timestepper.report.claims import FOLDER, read_claim
+from timestepper.report.claim_files import FOLDER, read_claim
 from timestepper.report.groups import subject_of
 
 GOOD = """
@@ -51,8 +51,17 @@ def test_the_papers_gains_are_the_differences_of_its_own_errors():
     for name in ("table3", "table5"):
         errors = {(row.data, row.model, row.controller): row.paper["test_error"] for row in claims[name].row}
         for statement in (found for found in claims[name].statement if found.gain is not None):
-            place = (statement.on[0]["data"], statement.on[0]["model"])
-            assert statement.gain == pytest.approx(errors[(*place, "plain")] - errors[(*place, "lstm")]), statement.id
+            high, low = (
+                errors[statement.on[0]["data"], (side or {}).get("model", statement.on[0].get("model")), controller]
+                for side, controller in ((statement.high, "plain"), (statement.low, "lstm"))
+            )
+            assert statement.gain == pytest.approx(high - low), statement.id
+
+
+def test_what_needs_no_run_names_a_test_that_there_is():
+    settled = [s for claim in load_claims()[0].values() for s in claim.statement if s.check == "settled"]
+    assert [s.id for s in settled if not s.by] == ["theory-channel-wise"]
+    assert all((FOLDER.parent / s.by).is_file() for s in settled if s.by)
 
 
 def test_what_the_text_says_of_table_3_beyond_its_rows_is_there():
@@ -136,6 +145,14 @@ def test_appendix_b_follows_its_own_rules():
             'check = "near"\nquantity = "first_steps"\ngroup = { controller = "lstm" }\nvalue = 0.5',
             "statement one: key margin is missing",
         ),
+        (
+            'check = "lower"\nquantity = "test_error"',
+            'check = "settled"\nstate = "equal"\nwhy = "so"',
+            "statement one: state 'equal' is not known",
+        ),
+        ('check = "lower"\nquantity = "test_error"', 'check = "settled"\nstate = "not run"', "key why is missing"),
+        ('{ controller = "lstm" }', '{ controller = "lstm", model = "resnet8" }', "low model 'resnet8' is not known"),
+        ('{ controller = "lstm" }', '{ controller = "lstm", data = "digits" }', "low must be { controller = … }"),
     ],
 )
 def test_a_mistake_is_named_and_the_other_files_still_count(tmp_path, before, after, complaint):

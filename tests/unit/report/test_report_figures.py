@@ -63,14 +63,14 @@ def test_the_plain_network_that_starts_as_a_controller_does_is_the_fair_one(reco
         drawn = figures.comparison(groups, lambda task: "here")
         return [] if drawn is None else [panel.heading for panel in drawn.panels]
 
-    assert headings(both) == ["Less plain: here"]
-    assert headings(all_three) == ["Less plain: here", "Less plain that starts at half steps: here"]
+    assert headings(both) == ["Minus plain: here"]
+    assert headings(all_three) == ["Minus plain: here", "Minus plain that starts at half steps: here"]
     base = compare.same_start_of(all_three)
     apart = {found.subject: value.mean for found, value in compare.differences(all_three, base)}
     assert apart == {"plain": pytest.approx(1.2), "lstm": pytest.approx(0.2)}
     assert "half" not in summarise(both, {}, [], None, lambda task: "here")[1]
     (sentence,) = summarise(all_three, {}, [], None, lambda task: "here")[1:]
-    assert sentence.endswith(f"has 6.00 ± 0.14%; lstm less it: +0.20 points, [{MINUS}1.07, +1.47].")
+    assert sentence.endswith(f"has 6.00 ± 0.14%; lstm minus that: +0.20 points, [{MINUS}2.64, +3.04].")
 
 
 def test_a_run_far_behind_the_others_leaves_them_room(records):

@@ -10,8 +10,9 @@ from timestepper.report.claims import Claim, Row, Statement, Steps
 from timestepper.report.groups import Group, group, task_of
 from timestepper.report.records import Noise
 from timestepper.report.results import Pending
+from timestepper.report.statistics import MINUS, OPEN, SUPPORTED
 from timestepper.report.tables import Cell, Table
-from timestepper.report.verdicts import NOT_REPRODUCED, NOT_RUN, REPRODUCED, Verdict
+from timestepper.report.verdicts import NOT_RUN, Verdict
 
 
 def here(task):
@@ -37,7 +38,14 @@ def test_every_group_stands_with_its_difference_to_plain_last_loss_and_time(reco
     lstm = runs(records[0], "lstm", [8, 9], epochs=epochs, wall_seconds=7200.0)
     assert texts(results.measured_table([plain, lstm], here)) == [
         ["here: plain", "11.00 ± 1.41", "", "0.125 ± 0.000", "2", "60 s"],
-        ["here: lstm", "8.50 ± 0.71", "\N{MINUS SIGN}2.50 [\N{MINUS SIGN}8.85, +3.85]", "0.125 ± 0.000", "2", "2.0 h"],
+        [
+            "here: lstm",
+            "8.50 ± 0.71",
+            f"{MINUS}2.50 [{MINUS}16.71, +11.71]",
+            "0.125 ± 0.000",
+            "2",
+            "2.0 h",
+        ],
     ]
 
 
@@ -55,9 +63,9 @@ def test_only_our_own_runs_of_the_same_network_stand_beside_the_paper_s(records)
         Row("other", **place, controller="two_fc", paper={"test_error": 6.0}),
         Row("quoted", **place, controller="lstm", paper={"test_error": 5.0}, origin="Hu et al."),
     )
-    groups = [runs(records[0], "plain", [1, 2]), runs(records[0], "lstm", [8, 8])]
+    groups = [runs(records[0], "plain", [1, 2]), runs(records[0], "lstm", [7, 8, 9])]
     assert texts(results.paper_table(Claim("c", "Table 9", "t", row=rows), groups, here)) == [
-        ["ours, digits", "7.00", "8.00 ± 0.00", "[8.00, 8.00]", "here, 2 seeds"],
+        ["ours, digits", "7.00", "8.00 ± 1.00", "[5.52, 10.48]", "here, 3 seeds"],
         ["other, digits", "6.00", NOT_RUN, "", ""],
         ["quoted, digits (Hu et al.)", "5.00", "", "", ""],
     ]
@@ -113,11 +121,18 @@ def test_the_bound_is_a_power_of_ten(records):
 
 def test_verdicts_come_before_what_is_not_yet_run():
     statement = Statement("s", "text", "lower", "test_error")
-    found = [Verdict(Claim("c", "Table 9", "t"), statement, state, "") for state in (NOT_RUN, REPRODUCED, NOT_RUN)]
-    found.append(replace(found[0], state=NOT_REPRODUCED, where="digits", stand_in=True))
+    found = [Verdict(Claim("c", "Table 9", "t"), statement, state, "") for state in (NOT_RUN, SUPPORTED, NOT_RUN)]
+    found.append(replace(found[0], state=OPEN, where="digits", stand_in=True))
     rows = texts(results.verdict_table(found))
-    assert [row[2] for row in rows] == [REPRODUCED, NOT_REPRODUCED, NOT_RUN, NOT_RUN]
+    assert [row[2] for row in rows] == [SUPPORTED, OPEN, NOT_RUN, NOT_RUN]
     assert rows[1][4] == "digits (stand-in)"
+
+
+def test_the_paper_s_own_words_stand_in_quotation_marks_once():
+    statement = Statement("s", "ours", "lower", "test_error", words="theirs")
+    found = Verdict(Claim("c", "Table 9", "t"), statement, OPEN, "")
+    rows = texts(results.verdict_table([found, replace(found, main=False)]))
+    assert [row[0] for row in rows] == ["ours (\u201ctheirs\u201d)", "ours"]
 
 
 def test_what_is_to_run_is_counted_in_runs():

@@ -19,7 +19,7 @@ def short_demo(monkeypatch):
 def test_the_demo_trains_folds_compares_and_writes_a_page(short_demo, tmp_path):
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    for part in ("plain", "lstm", "Less plain", "folded; largest difference of logits 0.0", "The page: "):
+    for part in ("plain", "lstm", "Minus plain", "folded; largest difference of logits 0.0", "The page: "):
         assert part in result.output
     page = (tmp_path / "index.html").read_text()
     assert page.count("<svg") >= 3

@@ -1,0 +1,63 @@
+"""Groups of runs with chosen figures, as light as the checks allow: for verdicts on built cases and for simulations."""
+
+from types import SimpleNamespace
+
+from timestepper.report.claims import Claim, Statement
+from timestepper.report.groups import Group, Task
+from timestepper.report.records import Noise
+from timestepper.report.verdicts import headline, judge
+
+PLAIN, LSTM = {"controller": "plain"}, {"controller": "lstm"}
+PLACE = {"data": "digits", "model": "cifar/resnet8"}
+
+
+def statement(check, quantity="test_error", **keys):
+    """About lstm and plain on the digits, unless it says otherwise."""
+    sides = {} if "group" in keys else {"low": LSTM, "high": PLAIN}
+    return Statement("s", "text", check, quantity, **({"on": (PLACE,)} | sides | keys))
+
+
+def task(model="cifar/resnet8", epochs=2, data="digits"):
+    return Task(data, model, epochs, 64, "{}")
+
+
+def runs(subject, records, where=None):
+    return Group(where or task(), subject, dict(enumerate(records)))
+
+
+def ended(subject, errors, where=None):
+    """Runs that end with these test errors, in percent."""
+    made = (SimpleNamespace(final={"test": {"error": error / 100}}, noise=None, step_sizes={}) for error in errors)
+    return runs(subject, made, where)
+
+
+def noisy(subject, *errors, levels=(0.0, 1.0), where=None):
+    """Runs with these errors at the noise levels, in percent, each with its loss, which is the error / 10."""
+    tables = (Noise(levels, tuple((e / 100,) for e in each), tuple((e / 10,) for e in each)) for each in errors)
+    return runs(subject, (SimpleNamespace(noise=table) for table in tables), where)
+
+
+def trained(subject, *curves, where=None):
+    """Runs with these test errors, in percent, epoch by epoch; None where an epoch was not evaluated."""
+
+    def line(number, error):
+        return {"epoch": number} | ({} if error is None else {"test": {"error": error / 100}})
+
+    records = (SimpleNamespace(epochs=tuple(line(n, e) for n, e in enumerate(curve, 1))) for curve in curves)
+    return runs(subject, records, where)
+
+
+def stepped(*stages, where=None, subject="lstm"):
+    """Runs with these step sizes: for each a list of stages, for each of these its blocks."""
+    tables = ({f"layer{n}": tuple((b,) for b in blocks) for n, blocks in enumerate(each)} for each in stages)
+    return runs(subject, (SimpleNamespace(step_sizes=table) for table in tables), where)
+
+
+def verdicts(asked, *groups, solutions=None):
+    return judge({"c": Claim("c", "Table 9", "a claim", statement=(asked,))}, groups, solutions)
+
+
+def verdict(asked, *groups):
+    """The main one."""
+    (found,) = headline(verdicts(asked, *groups))
+    return found

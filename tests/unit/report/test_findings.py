@@ -1,0 +1,42 @@
+"""The page of findings says what the records say: every verdict of its tables is the one that the code gives."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from timestepper import report
+from timestepper.cli.gather import solutions
+from timestepper.report.groups import group
+from timestepper.report.verdicts import STATES, headline, judge
+
+ROOT = Path(__file__).parents[3]
+FINDINGS = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def found():
+    records, problems = report.load_records(ROOT / "results")
+    assert not problems
+    return judge(report.load_claims(ROOT / "claims")[0], group(records), solutions())
+
+
+def test_every_statement_stands_in_the_findings_with_its_verdict(found):
+    missing = [
+        f"{verdict.statement.text} | {verdict.state}"
+        for verdict in found
+        if verdict.main and f"| {verdict.statement.text} | {verdict.state} |" not in FINDINGS
+    ]
+    assert not missing
+
+
+def test_the_findings_count_the_verdicts(found):
+    states = [verdict.state for verdict in headline(found)]
+    counted = ", ".join(f"{states.count(state)} {state}" for state in STATES if state in states)
+    assert f"{len(states)} statements: {counted}." in re.sub(r"\s+", " ", FINDINGS)
+
+
+def test_every_interval_of_our_questions_is_the_measured_one(found):
+    for verdict in found:
+        if verdict.main and verdict.claim.ours:
+            assert f"| {verdict.detail} |" in FINDINGS, verdict.statement.id

@@ -1,0 +1,196 @@
+"""How often verdicts are wrong where the truth is known: thousands of made studies, judged as real ones are.
+
+Every check is asked where there is no effect, with equal and unequal numbers of seeds and scatter. Power is stated
+beside it: how often a real effect is seen, with the scatter of test errors that the records have, 0.2 to 0.5 points.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from made import LSTM, PLACE, ended, noisy, statement, stepped, task, trained, verdict
+from scipy.stats import binom
+
+from timestepper.report.statistics import CONTRADICTED, EQUAL, OPEN, SUPPORTED
+from timestepper.report.verdicts import NOT_RUN
+
+STUDIES = 2000
+FALSE = int(binom.ppf(0.999, STUDIES, 0.05))  # more is no luck if 5 % are false
+LEVELS = tuple(level / 10 for level in range(11))
+DEPTHS = ("cifar/resnet8", "cifar/resnet14", "cifar/resnet32", "cifar/resnet56")
+LOWER, NOISE = statement("lower"), statement("lower", "noise_error", noise=LEVELS)
+DECIDED = (SUPPORTED, CONTRADICTED)
+
+
+def count(make, *states, studies=STUDIES):
+    """How many studies come out with one of the states."""
+    rng = np.random.default_rng(7)
+    return sum(verdict(*make(rng)).state in states for _ in range(studies))
+
+
+def two_arms(seeds=(3, 3), scatter=(0.3, 0.3), effect=0.0, asked=LOWER):
+    """The errors of lstm and plain; lstm is better by the effect."""
+
+    def make(rng):
+        lstm, plain = (rng.normal(7, each, n) for each, n in zip(scatter, seeds, strict=True))
+        return asked, ended("lstm", lstm - effect), ended("plain", plain)
+
+    return make
+
+
+def settings(number):
+    def make(rng):
+        arms = [
+            ended(subject, rng.normal(7 + n, scatter, 3), task(epochs=n))
+            for n in range(1, number + 1)
+            for subject, scatter in (("lstm", 0.2), ("plain", 0.5))
+        ]
+        return LOWER, *arms
+
+    return make
+
+
+def both_places(rng):
+    asked = replace(LOWER, on=(PLACE, {"data": "cifar10", "model": "cifar/resnet8"}))
+    places = (task(), task(data="cifar10"))
+    return asked, *(ended(s, rng.normal(7, 0.3, 3), p) for p in places for s in ("lstm", "plain"))
+
+
+def under_noise(shared):
+    """A seed's luck is the same at all levels to this share."""
+
+    def make(rng):
+        def curves():
+            luck = shared * rng.normal(size=(3, 1)) + np.sqrt(1 - shared**2) * rng.normal(size=(3, 11))
+            return 40 + 2 * luck
+
+        return NOISE, noisy("lstm", *curves(), levels=LEVELS), noisy("plain", *curves(), levels=LEVELS)
+
+    return make
+
+
+def in_training(rng):
+    curves = (40 + rng.normal(size=(3, 1)) + rng.normal(size=(3, 20)) for _ in range(2))
+    return statement("lower", "training_error"), *(
+        trained(s, *c) for s, c in zip(("lstm", "plain"), curves, strict=True)
+    )
+
+
+def over_depth(check, errors=(7, 7, 7, 7), gap=False, seeds=3, scatter=0.3, **keys):
+    sides = {} if gap else {"group": LSTM}
+    asked = statement(check, over=DEPTHS, on=({"data": "digits"},), **{"direction": "falling"} | keys | sides)
+
+    def make(rng):
+        arms = ("lstm", "plain") if gap or check == "most" else ("lstm",)
+        found = [
+            ended(subject, rng.normal(error, scatter, seeds), task(model))
+            for model, error in zip(DEPTHS, errors, strict=True)
+            for subject in arms
+        ]
+        return asked, *found
+
+    return make
+
+
+def steps_from(distance):
+    near = statement("near", "first_steps", group=LSTM, value=0.5, margin=0.05)
+    return lambda rng: (near, stepped(*([[0.5 + d], [0.8]] for d in rng.normal(distance, 0.005, 3))))
+
+
+def flat_steps(rng):
+    growing = statement("increasing", "last_stage", group=LSTM, margin=0.05)
+    return growing, stepped(*([[0.5], list(blocks)] for blocks in rng.normal(0.7, 0.01, (3, 6))))
+
+
+def falling_back(rng):
+    """The step sizes grow on the whole, but the third block is 0.05 behind the second."""
+    growing = statement("increasing", "last_stage", group=LSTM, margin=0.05)
+    blocks = np.array([0.5, 0.7, 0.65, 0.9]) + rng.normal(0, 0.02, (3, 1)) * np.array([0, 1, 0, 0])
+    return growing, stepped(*([[0.5], list(row)] for row in blocks))
+
+
+def any_bound(rng):
+    groups = []
+    for number in range(12):
+        made = noisy(f"fixed({number})", *((10, e) for e in rng.normal(40, 5) + rng.normal(0, 1, 3)))
+        bound = rng.normal()
+        for record in made.runs.values():
+            record.stability = type("Growth", (), {"log_bound": (bound,)})
+        groups.append(made)
+    return statement("ranks", "noise_rise", noise=(1.0,), low=None, high=None), *groups
+
+
+NO_EFFECT = {
+    "three seeds": two_arms(),
+    "three seeds, one arm scatters twice as much": two_arms(scatter=(0.2, 0.4)),
+    "three seeds, one arm scatters four times as much": two_arms(scatter=(0.1, 0.4)),
+    "three seeds, one arm hardly scatters": two_arms(scatter=(0.03, 0.5)),
+    "nine seeds": two_arms((9, 9), (0.2, 0.4)),
+    "seven and three seeds": two_arms((7, 3), (0.2, 0.4)),
+    "nine and three seeds": two_arms((9, 3), (0.2, 0.5)),
+    "two settings": settings(2),
+    "four settings": settings(4),
+    "two data sets": both_places,
+    "eleven noise levels": under_noise(0.0),
+    "eleven noise levels that go together": under_noise(0.9),
+    "ten tenths of the training": in_training,
+    "a slope": over_depth("trend"),
+    "a gap": over_depth("trend", gap=True),
+    "a flat curve": over_depth("keeps"),
+    "who gains most": over_depth("most", gap=True),
+    "flat step sizes": flat_steps,
+    "a bound": any_bound,
+}
+
+
+@pytest.mark.parametrize("name", NO_EFFECT)
+def test_where_there_is_no_effect_one_verdict_in_twenty_at_most_says_so(name):
+    make = NO_EFFECT[name]
+    asked, *groups = make(np.random.default_rng(0))
+    assert verdict(asked, *groups).state != NOT_RUN
+    assert count(make, *DECIDED) <= FALSE
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "state"),
+    [
+        ("equal where 0.3 points are between them", two_arms((9, 9), effect=0.3), EQUAL),
+        ("equal, and the other way round", two_arms((9, 9), effect=-0.3), EQUAL),
+        ("alike", two_arms((9, 9), effect=0.3, asked=statement("similar")), SUPPORTED),
+        ("not alike", two_arms((9, 9), effect=0.3, asked=statement("similar")), CONTRADICTED),
+        ("keeps falling, but for the last depth", over_depth("keeps", (9, 8, 7, 7.3), seeds=9), SUPPORTED),
+        ("does not keep falling", over_depth("keeps", (7.9, 7.6, 7.3, 7.3), seeds=9), CONTRADICTED),
+        ("near", steps_from(0.05), SUPPORTED),
+        ("not near", steps_from(0.05), CONTRADICTED),
+        ("grows in every block", falling_back, SUPPORTED),
+        ("a gap where the controller is behind", over_depth("trend", (9, 8, 7, 7), gap=True, seeds=9), SUPPORTED),
+    ],
+)
+def test_on_the_edge_of_a_margin_too(name, make, state):
+    assert count(make, state) <= FALSE, name
+
+
+@pytest.mark.parametrize(
+    ("make", "state", "power"),
+    [
+        (two_arms(effect=0.5), SUPPORTED, 0.22),
+        (two_arms((7, 7), effect=0.5), SUPPORTED, 0.80),
+        (two_arms((9, 9), effect=0.5), SUPPORTED, 0.90),
+        (two_arms((9, 9), effect=0.3), SUPPORTED, 0.50),
+        (two_arms((9, 9)), EQUAL, 0.31),
+        (two_arms((15, 15)), EQUAL, 0.70),
+        (two_arms((9, 9), effect=-0.5), CONTRADICTED, 0.90),
+        (over_depth("trend", (8, 7.7, 7.4, 7.1)), SUPPORTED, 0.76),
+        (over_depth("keeps", (8, 7.7, 7.4, 7.1)), SUPPORTED, 0.13),
+        (over_depth("keeps", (8, 7.7, 7.4, 7.1), seeds=9), SUPPORTED, 0.97),
+        (over_depth("keeps", (8, 7.5, 7.5, 8.5), seeds=9), CONTRADICTED, 0.98),
+        (steps_from(0.03), SUPPORTED, 0.98),
+    ],
+)
+def test_power_is_what_the_findings_say(make, state, power):
+    """Of 100 studies of a real effect so many see it; scatter 0.3 points."""
+    assert count(make, state, studies=800) / 800 == pytest.approx(power, abs=0.04)
+
+
+def test_with_the_paper_s_three_seeds_most_studies_of_half_a_point_stay_open():
+    assert count(two_arms(effect=0.5), OPEN) > STUDIES / 2
