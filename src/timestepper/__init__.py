@@ -6,7 +6,7 @@
 Attach and take off: attach, detach, fold, frozen_steps.
 Look inside: step_sizes, evolution_time, summary, descriptor_influence, is_attached.
 Train parts: parameter_groups, controller_parameters, freeze_base.
-Save and load: save_controllers, load_controllers, save_folded, load_folded.
+Save and load: save_controllers, load_controllers, save_folded, load_folded, from_pretrained.
 Your own blocks and controllers: adapters, controllers.
 """
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         step_sizes,
     )
     from timestepper.inspection import descriptor_influence, summary
+    from timestepper.integrations.pretrained import from_pretrained
     from timestepper.saving import load_controllers, load_folded, save_controllers, save_folded
 
 __version__ = "0.1.0"
@@ -42,6 +43,7 @@ __all__ = [
     "evolution_time",
     "fold",
     "freeze_base",
+    "from_pretrained",
     "frozen_steps",
     "is_attached",
     "load_controllers",
@@ -54,13 +56,17 @@ __all__ = [
 ]
 
 
+_HOMES = ("api", "inspection", "saving", "integrations.pretrained")
+
+
 def __getattr__(name: str):
     """Public names are loaded on first use, so that the command line answers without importing torch."""
     if name not in __all__:
         raise AttributeError(f"module 'timestepper' has no attribute {name!r}")
     if name in ("adapters", "controllers"):
         return importlib.import_module(f"timestepper.{name}")
-    homes = map(importlib.import_module, ("timestepper.api", "timestepper.inspection", "timestepper.saving"))
+    # All of them, whatever is asked for: attached networks save themselves in a way that the last one knows.
+    homes = [importlib.import_module(f"timestepper.{home}") for home in _HOMES]
     return next(getattr(home, name) for home in homes if hasattr(home, name))
 
 

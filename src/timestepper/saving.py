@@ -34,7 +34,19 @@ _DESCRIPTION = {
 
 
 def save_controllers(net: nn.Module, path: str | Path) -> Path:
-    """Write the controllers of an attached network to ``path`` and what to attach where to the JSON beside it."""
+    """Write the controllers of an attached network, and what to attach where to the JSON beside them.
+
+    Args:
+        net: an attached network, also inside DDP, AveragedModel or torch.compile.
+        path: of the safetensors file.
+
+    Returns:
+        The path.
+
+    Raises:
+        NotAttachedError: ``net`` has no controllers.
+        CheckpointError: the path is that of the JSON file, or names no file.
+    """
     found = find_steps(net)
     path = Path(path)
     beside = _beside(path)
@@ -44,8 +56,22 @@ def save_controllers(net: nn.Module, path: str | Path) -> Path:
     return path
 
 
-def load_controllers(model: Network, path: str | Path) -> Network:
-    """Attach saved controllers to the network that they were made for."""
+def load_controllers(model: Network, path: str | Path, *, strict_depth: bool = True) -> Network:
+    """Attach saved controllers to a plain network, in place.
+
+    Args:
+        model: the network that they were made for.
+        path: of the safetensors file; its JSON lies beside it.
+        strict_depth: False takes a network with other numbers of blocks too. Its stages must have the same names,
+            widths and descriptors; an LSTM has the same parameters at every depth, other kinds may not.
+
+    Returns:
+        The very module that was given, with controllers.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or no such file.
+        MismatchError: they were made for another network. It is left as it was.
+    """
     path = Path(path)
     description = _read_description(_beside(path))
     tensors = read_tensors(path)
@@ -57,7 +83,7 @@ def load_controllers(model: Network, path: str | Path) -> Network:
         descriptor_gradient=description["descriptor_gradient"],
     )
     try:
-        _compare(net, description, path)
+        _compare(net, description, path, strict_depth)
         load_exactly(find_steps(net).controllers, tensors, path)
     except BaseException:
         detach(net)  # as it was
@@ -65,13 +91,16 @@ def load_controllers(model: Network, path: str | Path) -> Network:
     return net
 
 
-def _compare(net: nn.Module, description: dict, path: Path) -> None:
+def _compare(net: nn.Module, description: dict, path: Path, strict_depth: bool) -> None:
     """Saved controllers belong to the stages that they were made for."""
-    stages = _description(find_steps(net))["stages"]
-    if stages != description["stages"]:
-        theirs = {stage["name"]: stage for stage in description["stages"]}
-        ours = {stage["name"]: stage for stage in stages}
-        name = next(name for name in [*theirs, *ours] if theirs.get(name) != ours.get(name))
+
+    def stages(described: list[dict]) -> dict[str, dict]:
+        hidden = () if strict_depth else ("sites",)
+        return {stage["name"]: {key: stage[key] for key in stage if key not in hidden} for stage in described}
+
+    theirs, ours = stages(description["stages"]), stages(_description(find_steps(net))["stages"])
+    if list(theirs.items()) != list(ours.items()):
+        name = next((name for name in [*theirs, *ours] if theirs.get(name) != ours.get(name)), next(iter(theirs)))
         raise MismatchError(
             f"{path}: made for {description['model']} whose stage {name} is {theirs.get(name)}; "
             f"this {type(net).__name__} has {ours.get(name)}"
@@ -79,12 +108,36 @@ def _compare(net: nn.Module, description: dict, path: Path) -> None:
 
 
 def save_folded(net: nn.Module, path: str | Path) -> Path:
-    """Write the weights of the folded network under the base model's own keys."""
+    """Write the weights of the folded network under the plain model's own keys.
+
+    Args:
+        net: an attached network, also inside DDP, AveragedModel or torch.compile.
+        path: of the safetensors file; its sha256 is written beside it.
+
+    Returns:
+        The path.
+
+    Raises:
+        NotAttachedError: ``net`` has no controllers.
+        NonFiniteError: a weight is NaN or infinite.
+    """
     return write_tensors(fold(net).state_dict(), Path(path))
 
 
 def load_folded(model: nn.Module, path: str | Path) -> nn.Module:
-    """Load folded weights into a plain model, strictly; or any others under its keys that have their .sha256 beside."""
+    """Load folded weights into a plain model, strictly; or any others under its keys that have their .sha256 beside.
+
+    Args:
+        model: a plain network of the class that was attached to.
+        path: of the safetensors file.
+
+    Returns:
+        The same network.
+
+    Raises:
+        CheckpointError: the file is missing, damaged or no such file.
+        MismatchError: a tensor is missing, odd or of another shape; nothing is loaded in part.
+    """
     path = Path(path)
     load_exactly(model, read_tensors(path), path)
     return model

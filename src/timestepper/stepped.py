@@ -224,6 +224,9 @@ def _refuse_reentrant() -> None:
 # -- the network itself ------------------------------------------------------------------------------------------------
 
 CONTROLLERS = "controllers"
+# Methods that an attached network does in a way of its own, where its class has them: name -> original class -> method.
+root_methods: dict[str, Callable[[Any], Callable]] = {}
+
 STEPS = "_timestepper"  # where a network keeps its Steps; no child, no parameter
 
 
@@ -256,6 +259,7 @@ def _root_class(original: Any) -> type[nn.Module]:
         "__reduce_ex__": lambda self, protocol: (_remade, ("_root_class", original), self.__getstate__()),
         "_original": original,
     }
+    methods |= {name: make(original) for name, make in root_methods.items() if hasattr(original, name)}
     if issubclass(original, nn.Sequential | nn.ModuleList | nn.ModuleDict):
         methods |= _hiding_controllers(original)
     return _subclass(original, methods)

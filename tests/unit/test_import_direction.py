@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "api": {"equations", "controllers", "adapters", "reparam", "stepped", "steps"},
     "inspection": {"api", "steps", "adapters", "equations"},
     "saving": {"api", "steps", "files"},
+    "integrations": {"api", "reparam", "saving", "steps", "stepped"},
     "stability": {"equations", "api", "adapters"},
     "data": {"files"},
     "engine": {"files", "fused", "torchrun"},

@@ -1,0 +1,28 @@
+"""A callback for Lightning: ``Trainer(callbacks=[StepSizes(fold_to="folder")])``."""
+
+from pathlib import Path
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from timestepper.integrations.watching import attached_parts, scalars, write_folded
+
+
+class StepSizes(Callback):
+    """Logs mean step sizes and evolution time of every stage after every epoch; writes folded weights at the end.
+
+    Args:
+        fold_to: a folder for the folded weights; None writes none.
+    """
+
+    def __init__(self, fold_to: str | Path | None = None):
+        self.fold_to = fold_to
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        attached_parts(pl_module)  # which says what is missing before anything is trained
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        pl_module.log_dict(scalars(pl_module))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.fold_to is not None and trainer.is_global_zero:
+            write_folded(pl_module, self.fold_to)

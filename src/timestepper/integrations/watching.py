@@ -1,0 +1,35 @@
+"""What the callbacks share: the attached parts of a model, what to log of them, and their folded weights."""
+
+from pathlib import Path
+
+from torch import nn
+
+from timestepper.api import evolution_time, step_sizes
+from timestepper.errors import NotAttachedError
+from timestepper.saving import save_folded
+from timestepper.steps import find
+
+
+def attached_parts(model: nn.Module) -> dict[str, nn.Module]:
+    """The attached networks inside a model by their paths, ``""`` for the model itself."""
+    parts = {path: part for path, part in model.named_modules() if find(part) is not None}
+    if not parts:
+        raise NotAttachedError(f"{type(model).__name__} has no controllers to watch; call timestepper.attach first")
+    return parts
+
+
+def scalars(model: nn.Module) -> dict[str, float]:
+    """Mean step size and evolution time of every stage."""
+    found: dict[str, float] = {}
+    for path, part in attached_parts(model).items():
+        prefix = f"{path}." if path else ""
+        found |= {f"step_size/{prefix}{stage}": dt.mean().item() for stage, dt in step_sizes(part).items()}
+        found |= {f"evolution_time/{prefix}{stage}": time for stage, time in evolution_time(part).items()}
+    return found
+
+
+def write_folded(model: nn.Module, folder: str | Path) -> list[Path]:
+    """The folded weights of every attached part, ``folded.safetensors`` or ``PART.safetensors``."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    parts = attached_parts(model).items()
+    return [save_folded(part, Path(folder) / f"{path or 'folded'}.safetensors") for path, part in parts]
