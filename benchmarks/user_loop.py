@@ -2,8 +2,8 @@
 
     python benchmarks/user_loop.py timm/resnet18:256:128 timm/resnet50:128:224 cifar/resnet56:128:32
 
-A case is MODEL:BATCH:PIXELS. The loop is what people write: bf16 autocast, cross entropy, SGD with momentum, no engine of
-ours, eager or with torch.compile(net). All variants are timed in turn, so ratios are of one run. `fixed(0.5)` is the
+A case is MODEL:BATCH:PIXELS. The loop is what people write: bf16 autocast, cross entropy, SGD with momentum, no engine
+of ours, eager or with torch.compile(net). All variants are timed in turn, so ratios are of one run. `fixed(0.5)` is the
 bare mechanism. `--profile` lists where the host's time goes in a step of each variant.
 """
 
@@ -59,11 +59,12 @@ def inference(model: str, batch: int, pixels: int, device: torch.device) -> dict
     attached = network(model, "lstm", device).eval()
     folded, frozen = timestepper.fold(attached), copy.deepcopy(attached)
     images = torch.randn(batch, 3, pixels, pixels, device=device)
-    timestepper.frozen_steps(frozen).__enter__()
+    holding = timestepper.frozen_steps(frozen)
+    holding.__enter__()
     nets = {"plain": network(model, "plain", device).eval(), "attached": attached, "frozen": frozen, "folded": folded}
 
     def forward(net: nn.Module) -> Callable[[], None]:
-        def call() -> None:
+        def call(held: object = holding) -> None:
             with torch.no_grad(), torch.autocast(device.type, torch.bfloat16):
                 net(images)
 

@@ -24,9 +24,14 @@ from timestepper.reparam import Entry, trained
 class Given(NamedTuple):
     """What a layer runs with in one pass of its network."""
 
-    step_size: Tensor
+    sizes: Tensor  # step sizes of many sites, one after the other
+    span: tuple[int, int]  # where those of this layer's site begin and end
     made: dict[str, tuple[Tensor, Tensor]]  # by name: a trained parameter, and the effective one made from it
     graded: bool  # whether the pass has gradients
+
+    @property
+    def step_size(self) -> Tensor:
+        return self.sizes[self.span[0] : self.span[1]]
 
 
 class Cell:

@@ -5,11 +5,11 @@ its own class whose forward is one pass of its :class:`Steps`.
 """
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import cast
 
@@ -142,7 +142,8 @@ class Steps:
         for path, names in self._readers:
             make_reader(root.get_submodule(path), names)
         self._links = self._find_links()
-        self._begins = list(accumulate((s.channels for s in stepping.stages for _ in s.sites), initial=0))
+        ends = [0, *accumulate(stage.channels for stage in stepping.stages for _ in stage.sites)]
+        self._spans = list(pairwise(ends))  # of every site, among the step sizes of all sites
         make_root(root, self)
 
     def _insert(self, controllers: Controllers) -> None:
@@ -197,7 +198,8 @@ class Steps:
         for stage, controller in self.controlled():
             if site < len(stage.sites):
                 with self.no_autocast():
-                    return Given(self._flat([(stage, controller)]).view(len(stage.sites), -1)[site], {}, False)
+                    flat = self._flat([(stage, controller)])
+                return Given(flat, (site * stage.channels, (site + 1) * stage.channels), {}, False)
             site -= len(stage.sites)
         raise AssertionError("a site belongs to a stage")
 
@@ -209,29 +211,23 @@ class Steps:
             return self.frozen
         with self.no_autocast():
             flat = self._flat(self.controlled())
-            sizes = [row for stage in self.by_stage(flat) for row in stage.unbind()]
-            whole: list[tuple[int, _Place, Entry]] = []
-            raws: list[Tensor] = []
-            for number, place in enumerate(self._places):
-                for entry in place.entries:
-                    raw = _trained(place.layer, entry)
-                    if not _sharded(raw):
-                        whole.append((number, place, entry))
-                        raws.append(raw)
-            made = self._made(raws, whole, flat, sizes)
-        graded = flat.requires_grad
-        givens = [Given(sizes[place.site], {}, graded) for place in self._places]
-        for (number, _, entry), raw, effective in zip(whole, raws, made, strict=True):
-            givens[number].made[entry.name] = raw, effective
-        return givens
+            entered = [
+                (place, entry, _trained(place.layer, entry)) for place in self._places for entry in place.entries
+            ]
+            whole = [each for each in entered if not _sharded(each[2])]
+            made = self._made([raw for _, _, raw in whole], whole, flat)
+        graded = flat.requires_grad or any(effective.requires_grad for effective in made)
+        by_path: dict[str, dict[str, tuple[Tensor, Tensor]]] = {place.path: {} for place in self._places}
+        for (place, entry, raw), effective in zip(whole, made, strict=True):
+            by_path[place.path][entry.name] = raw, effective
+        return [Given(flat, self._spans[place.site], by_path[place.path], graded) for place in self._places]
 
-    def _made(
-        self, raws: list[Tensor], whole: list[tuple[int, _Place, Entry]], flat: Tensor, sizes: list[Tensor]
-    ) -> list[Tensor]:
+    def _made(self, raws: list[Tensor], whole: list[tuple[_Place, Entry, Tensor]], flat: Tensor) -> Sequence[Tensor]:
         choice = self.controllers.fused
         if raws and choice is not False and fused.scales(raws, flat, insist=choice is True):
-            return fused.scale(raws, flat, [self._begins[place.site] for _, place, _ in whole])
-        return reparam.effective([entry for _, _, entry in whole], raws, [sizes[place.site] for _, place, _ in whole])
+            return fused.scale(raws, flat, [self._spans[place.site][0] for place, _, _ in whole])
+        sizes = [row for stage in self.by_stage(flat) for row in stage.unbind()]
+        return reparam.effective([entry for _, entry, _ in whole], raws, [sizes[place.site] for place, _, _ in whole])
 
     def effective_parameters(self) -> dict[str, Tensor]:
         """The parameters that the network runs with, where they differ from the trained ones."""

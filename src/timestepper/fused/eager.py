@@ -1,18 +1,18 @@
-"""The operators of ops.py for networks that are not compiled: the same kernels behind autograd functions.
+"""The operators of ops.py for networks that are not compiled: the same functions behind autograd functions.
 
-An operator that PyTorch knows by a schema costs the host hundreds of microseconds a call in eager mode, more than the
-kernels take. Here nothing stands between the network and the launches, and the tables that the kernels read are kept.
+An operator that PyTorch knows by a schema costs the host far more in eager mode than the kernels take. Here nothing
+stands between the network and the launches.
 """
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, wraps
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
-from timestepper.fused import ops, reference
-from timestepper.fused.layout import layout
+from timestepper.errors import StepSizeError
+from timestepper.fused import ops
 
 
 def describe(weights: list[Tensor]) -> Tensor:
@@ -22,27 +22,37 @@ def describe(weights: list[Tensor]) -> Tensor:
 
 def lstm_steps(described: Tensor, parameters: list[Tensor], shapes: list[int]) -> Tensor:
     """As :func:`ops.lstm_steps`, without what is there for its backward pass."""
-    return _LSTMSteps.apply(tuple(shapes), described, *parameters)
+    return _LSTMSteps.apply(shapes, described, *parameters)
 
 
-def scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> list[Tensor]:
+def scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> tuple[Tensor, ...]:
     """As :func:`ops.scale`, one tensor for each parameter."""
-    return [*_Scale.apply(tuple(places), steps, *parameters)]
+    return _Scale.apply(places, steps, *parameters)
+
+
+def _once(backward: Callable) -> Callable:
+    """A gradient of these gradients is refused, where torch would sometimes leave a part of it out."""
+
+    @wraps(backward)
+    def checked(ctx, *gradients):
+        if torch.is_grad_enabled():
+            raise StepSizeError(
+                "the fused controllers have no gradients of gradients (create_graph=True); "
+                "set net.controllers.fused = False"
+            )
+        return backward(ctx, *gradients)
+
+    return checked
 
 
 class _Describe(Function):
     @staticmethod
     def forward(ctx, *weights: Tensor) -> Tensor:
-        ctx.shapes = tuple(weight.shape for weight in weights)
-        if not ops.by_kernel(weights[0]):
-            return reference.describe([*weights])
-        from timestepper.fused import launch
-
-        with torch.cuda.device_of(weights[0]):
-            return launch.describe([*weights], keep=True)
+        ctx.shapes = tuple(map(Tensor.size, weights))
+        return ops.run_describe([*weights])
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx, gradient: Tensor):
         """Every input channel gets the same share: a view of one vector, the same number along the inputs."""
         inputs, views = _shares(ctx.shapes, gradient.device, gradient.dtype)
@@ -68,50 +78,35 @@ def _shares(shapes: tuple[torch.Size, ...], device: torch.device, dtype: torch.d
 
 class _LSTMSteps(Function):
     @staticmethod
-    def forward(ctx, shapes: tuple[int, ...], described: Tensor, *parameters: Tensor) -> Tensor:
-        where = ctx.where = layout(shapes)
-        if not ops.by_kernel(described):
-            steps, state = reference.forward(described, [*parameters], where)
-            table = described.new_empty(0, dtype=torch.int64)
-        else:
-            from timestepper.fused import launch
-
-            with torch.cuda.device_of(described):
-                steps, state, table = launch.forward(described, [*parameters], where, keep=True)
-        ctx.save_for_backward(described, steps, state, table, *parameters)
+    def forward(ctx, shapes: list[int], described: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.shapes = shapes
+        steps, state = ops.run_lstm_steps(described, [*parameters], shapes)
+        ctx.save_for_backward(described, steps, state, *parameters)
         return steps
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx, gradient: Tensor):
-        described, steps, state, table, *parameters = ctx.saved_tensors
-        flat, of_described = ops.lstm_gradients(gradient, steps, described, state, table, parameters, ctx.where)
+        described, steps, state, *parameters = ctx.saved_tensors
+        flat, of_described = ops.run_lstm_steps_backward(gradient, steps, described, state, parameters, ctx.shapes)
         _, needs_described, *needs = ctx.needs_input_grad
-        parts = flat.split(ctx.where.parameter_sizes)
+        parts = flat.split(list(map(Tensor.numel, parameters)))
         gradients = [p.view(w.shape) if n else None for p, w, n in zip(parts, parameters, needs, strict=True)]
         return None, of_described if needs_described else None, *gradients
 
 
 class _Scale(Function):
     @staticmethod
-    def forward(ctx, places: tuple[int, ...], steps: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        ctx.places, ctx.sizes = [*places], [parameter.numel() for parameter in parameters]
-        if not ops.by_kernel(steps):
-            scaled = reference.scale([*parameters], steps, ctx.places)
-            table = steps.new_empty(0, dtype=torch.int64)
-        else:
-            from timestepper.fused import launch
-
-            with torch.cuda.device_of(steps):
-                scaled, table = launch.scale([*parameters], steps, ctx.places, keep=True)
-        ctx.save_for_backward(steps, table, *parameters)
-        return tuple(scaled.split(ctx.sizes))
+    def forward(ctx, places: list[int], steps: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.places, ctx.sizes = places, list(map(Tensor.numel, parameters))
+        ctx.save_for_backward(steps, *parameters)
+        return tuple(ops.run_scale([*parameters], steps, places).split(ctx.sizes))
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx, *gradients: Tensor):
-        steps, table, *parameters = ctx.saved_tensors
-        flat, of_steps = ops.scale_gradients(torch.cat(gradients), parameters, steps, table, ctx.places)
+        steps, *parameters = ctx.saved_tensors
+        flat, of_steps = ops.run_scale_backward(torch.cat(gradients), parameters, steps, ctx.places)
         _, needs_steps, *needs = ctx.needs_input_grad
         parts = [part if needed else None for part, needed in zip(flat.split(ctx.sizes), needs, strict=True)]
         return None, of_steps if needs_steps else None, *parts
