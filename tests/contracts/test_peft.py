@@ -1,4 +1,4 @@
-"""LoRA by PEFT, before attach and after: inside a branch it trains; on the layer that takes the step size it does not."""
+"""LoRA by PEFT, before attach and after: inside a branch it trains; where the step size enters it does not."""
 
 import peft
 import pytest
