@@ -59,6 +59,14 @@ def test_one_layer_alone_agrees_with_the_literal_paper():
     torch.testing.assert_close(net.layer2(net.layer1(features)), twin.layer2(twin.layer1(features)))
 
 
+def test_a_forward_that_is_called_directly_computes_step_sizes_once():
+    net, calls = small().eval(), []
+    for controller in net.controllers.values():
+        controller.register_forward_hook(lambda *_: calls.append(1))
+    assert torch.equal(net.forward(batch()[0]), net(batch()[0]))
+    assert len(calls) == 2 * 3
+
+
 class Doubled(nn.Module):
     """A network of two attached ones."""
 
