@@ -17,10 +17,10 @@ def list(folder: Annotated[Path, typer.Argument(help="folder that holds run dire
     from timestepper.errors import RunDirectoryError
 
     runs = sorted({path.parent for name in (STATUS, RECIPE) for path in folder.rglob(name)})
-    names = [terminal.printable(run.relative_to(folder)) for run in runs]
     others = (Column(name, no_wrap=True) for name in ("state", "step", "test error", "last sign of life"))
-    table = Table(Column("run", overflow="fold", min_width=min(12, max(map(len, names), default=0))), *others)
-    for run, name in zip(runs, names, strict=True):
+    table = Table(Column("run", overflow="fold", max_width=30), *others)
+    for run in runs:
+        name = terminal.printable(run.relative_to(folder))
         status = read_status(run) or {"state": "unreadable" if (run / STATUS).exists() else "no status"}
         error = f"{status['test_error']:.2%}" if "test_error" in status else ""
         step = f"{status.get('step', '?')}/{status.get('steps', '?')}"
@@ -28,5 +28,6 @@ def list(folder: Annotated[Path, typer.Argument(help="folder that holds run dire
     if not table.row_count:
         raise RunDirectoryError(f"no runs below {folder}; timestepper train puts them into runs/")
     console = terminal.console()
-    console.width = max(console.width, 80)  # a terminal that is narrower breaks the lines
+    whole = console.measure(table, options=console.options.update(max_width=500)).maximum
+    console.width = max(console.width, whole)  # a narrower terminal breaks the lines, and nothing is cut off
     console.print(table)
