@@ -4,7 +4,7 @@
     plain = timestepper.fold(net)       # a plain copy with the step sizes in its weights
 
 Attach and take off: attach, detach, fold, frozen_steps.
-Look inside: step_sizes, evolution_time, summary, descriptor_influence, is_attached.
+Look inside: discover, step_sizes, evolution_time, summary, descriptor_influence, is_attached.
 Train parts: parameter_groups, controller_parameters, freeze_base.
 Save and load: save_controllers, load_controllers, save_folded, load_folded.
 Your own blocks and controllers: adapters, controllers.
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from timestepper.inspection import descriptor_influence, summary
     from timestepper.saving import load_controllers, load_folded, save_controllers, save_folded
+    from timestepper.sites import discover
 
 __version__ = "0.1.0"
 
@@ -39,6 +40,7 @@ __all__ = [
     "controllers",
     "descriptor_influence",
     "detach",
+    "discover",
     "evolution_time",
     "fold",
     "freeze_base",
@@ -60,7 +62,10 @@ def __getattr__(name: str):
         raise AttributeError(f"module 'timestepper' has no attribute {name!r}")
     if name in ("adapters", "controllers"):
         return importlib.import_module(f"timestepper.{name}")
-    homes = map(importlib.import_module, ("timestepper.api", "timestepper.inspection", "timestepper.saving"))
+    homes = map(
+        importlib.import_module,
+        ("timestepper.api", "timestepper.inspection", "timestepper.saving", "timestepper.sites"),
+    )
     return next(getattr(home, name) for home in homes if hasattr(home, name))
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from timestepper import equations, steps
-from timestepper.adapters import find_stages
 from timestepper.controllers import ControllerSpec, parse
 from timestepper.errors import (
     AlreadyAttachedError,
@@ -22,6 +21,7 @@ from timestepper.errors import (
     UnknownNameError,
     WrappedModelError,
 )
+from timestepper.sites import find, reduced
 from timestepper.stepped import CONTROLLERS
 from timestepper.steps import Stepping, Steps
 
@@ -33,6 +33,9 @@ def attach(
     model: Network,
     controller: str | ControllerSpec = "lstm",
     *,
+    example: Any = None,
+    sites: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
     reduction: int | None = None,
     descriptor: str = "mean",
     descriptor_gradient: bool = True,
@@ -45,7 +48,12 @@ def attach(
     Args:
         model: the network.
         controller: ``"lstm"`` (the paper's), ``"two_fc"``, ``"independent"`` or ``"fixed(0.01)"``.
-        reduction: the paper's r; by default 4 for basic blocks, 8 for bottlenecks.
+        example: for networks that no adapter knows, what their forward takes, to discover their residual branches: a
+            tensor, a tuple of arguments, or a dict of arguments by name. timm's and transformers' need none.
+        sites: names of the sites that get step sizes, or patterns (``"blocks.*.mlp"``); by default all.
+        exclude: names or patterns of those that get none.
+        reduction: the paper's r; by default 4 for basic blocks, 8 for bottlenecks, and for discovered networks what
+            keeps the controllers at a tenth of the network's parameters.
         descriptor: ``"visible"`` shows the controller its weights normalised, with their scale, instead of as they are.
         descriptor_gradient: False stops the gradient of the step sizes at the convolution weights that are read.
 
@@ -53,7 +61,8 @@ def attach(
         The very module that was given.
 
     Raises:
-        NoSitesError: no residual block is known; the message names those that are there.
+        NoSitesError: no residual branch is found; the message says of the sums that are there why.
+        MismatchError: nothing is known of the network's input, or it fails on the example.
         UnsupportedSiteError: a branch ends in a layer that cannot take a step size.
         AlreadyAttachedError, WrappedModelError: it has controllers already; it is compiled or wrapped.
         UnknownNameError, StepSizeError: of a controller or an option that is not.
@@ -66,7 +75,11 @@ def attach(
         raise StepSizeError(f"reduction must be a whole number of at least 1, not {reduction!r}")
     if hasattr(model, CONTROLLERS):
         raise AlreadyAttachedError(f"{type(model).__name__} has a part or attribute named 'controllers'; rename it")
-    Steps(model, Stepping(tuple(find_stages(model)), spec, reduction, descriptor, descriptor_gradient))
+    stages = find(model, example, sites, exclude)
+    if reduction is None and any(site.entries for stage in stages for site in stage.sites):  # discovered
+        size = sum(parameter.numel() for parameter in model.parameters())
+        stages = reduced(stages, spec, descriptor == "visible", size)
+    Steps(model, Stepping(stages, spec, reduction, descriptor, descriptor_gradient))
     return model
 
 

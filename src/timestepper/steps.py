@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from timestepper import equations, fused, reparam
-from timestepper.adapters import Stage
+from timestepper.adapters import Site, Stage
 from timestepper.controllers import Controller, ControllerSpec, StageShape
 from timestepper.controllers.base import at_least_float32, by_stage, in_one
 from timestepper.errors import MismatchError, UnsupportedSiteError, WrappedModelError
@@ -83,7 +83,7 @@ class _Place:
     layer: nn.Module
     slot: Slot
     entries: tuple[Entry, ...]
-    site: int  # among all sites of the network
+    sites: dict[str, int]  # by the name of a parameter: which of all sites of the network its step size belongs to
 
 
 @dataclass
@@ -104,7 +104,8 @@ class Steps:
         self.stepping = stepping
         self.frozen: list[Given] | None = None
         self._passes = _Passes()
-        by_site = [reparam.entries(root, site.last, site.gate) for stage in stepping.stages for site in stage.sites]
+        sites = [site for stage in stepping.stages for site in stage.sites]
+        by_site = [site.entries or reparam.entries(root, site.last, site.gate) for site in sites]
         reparam.refuse_shared(root, by_site)
         controllers = Controllers(
             {
@@ -118,19 +119,12 @@ class Steps:
         # From here on nothing can fail.
         self._insert(controllers)
         self._places: list[_Place] = []
-        for number, entries in enumerate(by_site):
-            for path in dict.fromkeys(entry.layer for entry in entries):
-                own = tuple(entry for entry in entries if entry.layer == path)
-                layer = root.get_submodule(path)
-                slot = make_stepped(layer, own, partial(self.alone, number))
-                self._places.append(_Place(path, layer, slot, own, number))
-        self._readers = [
-            (site.reader, tuple(path.removeprefix(f"{site.reader}.") for path in site.last))
-            for stage in stepping.stages
-            for site in stage.sites
-            if site.reader is not None
-        ]
-        for path, names in self._readers:
+        for path, own in _by_layer(by_site).items():
+            layer, entries = root.get_submodule(path), tuple(entry for entry, _ in own)
+            slot = make_stepped(layer, entries, partial(self.alone, len(self._places)))
+            self._places.append(_Place(path, layer, slot, entries, {entry.name: site for entry, site in own}))
+        self._readers = _readers(sites, self._places)
+        for path, names in self._readers.items():
             make_reader(root.get_submodule(path), names)
         self._links = self._find_links()
         self._begins = list(accumulate((s.channels for s in stepping.stages for _ in s.sites), initial=0))
@@ -147,7 +141,7 @@ class Steps:
 
     def take_off(self) -> None:
         """Leave nothing behind."""
-        for module in [place.layer for place in self._places] + [self.root.get_submodule(p) for p, _ in self._readers]:
+        for module in [place.layer for place in self._places] + [self.root.get_submodule(p) for p in self._readers]:
             make_plain(module)
         for hooks in (self.root._forward_pre_hooks, self.root._forward_hooks):
             for key in [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is self]:
@@ -196,16 +190,21 @@ class Steps:
             frame = frame.f_back  # type: ignore[assignment]
         del self._passes.open[inside - 1 :]  # one of the calls is the one that begins here
 
-    def alone(self, site: int) -> Given:
+    def alone(self, number: int) -> Given:
         """What a layer runs with that is called by itself."""
         if self.frozen is not None:
-            return next(given for place, given in zip(self._places, self.frozen, strict=True) if place.site == site)
+            return self.frozen[number]
+        sizes: dict[str, Tensor] = {}
+        first = 0
         for stage, controller in self.controlled():
-            if site < len(stage.sites):
+            own = {name: site - first for name, site in self._places[number].sites.items()}
+            inside = {name: row for name, row in own.items() if 0 <= row < len(stage.sites)}
+            if inside:
                 with self.no_autocast():
-                    return Given(self._flat([(stage, controller)]).view(len(stage.sites), -1)[site], {}, False)
-            site -= len(stage.sites)
-        raise AssertionError("a site belongs to a stage")
+                    rows = self._flat([(stage, controller)]).view(len(stage.sites), -1)
+                sizes |= {name: rows[row] for name, row in inside.items()}
+            first += len(stage.sites)
+        return Given(sizes, {}, False)
 
     # -- what is computed ----------------------------------------------------------------------------------------------
 
@@ -226,7 +225,7 @@ class Steps:
                         raws.append(raw)
             made = self._made(raws, whole, flat, sizes)
         graded = flat.requires_grad
-        givens = [Given(sizes[place.site], {}, graded) for place in self._places]
+        givens = [Given({n: sizes[s] for n, s in place.sites.items()}, {}, graded) for place in self._places]
         for (number, _, entry), raw, effective in zip(whole, raws, made, strict=True):
             givens[number].made[entry.name] = raw, effective
         return givens
@@ -235,9 +234,10 @@ class Steps:
         self, raws: list[Tensor], whole: list[tuple[int, _Place, Entry]], flat: Tensor, sizes: list[Tensor]
     ) -> list[Tensor]:
         choice = self.controllers.fused
-        if raws and choice is not False and fused.scales(raws, flat, insist=choice is True):
-            return fused.scale(raws, flat, [self._begins[place.site] for _, place, _ in whole])
-        return reparam.effective([entry for _, _, entry in whole], raws, [sizes[place.site] for _, place, _ in whole])
+        sites, plain = [place.sites[entry.name] for _, place, entry in whole], all(e.plain for _, _, e in whole)
+        if raws and plain and choice is not False and fused.scales(raws, flat, insist=choice is True):
+            return fused.scale(raws, flat, [self._begins[site] for site in sites])
+        return reparam.effective([entry for _, _, entry in whole], raws, [sizes[site] for site in sites])
 
     def effective_parameters(self) -> dict[str, Tensor]:
         """The parameters that the network runs with, where they differ from the trained ones."""
@@ -274,7 +274,7 @@ class Steps:
         choice = self.controllers.fused
         if choice is not False:
             stages, controllers = zip(*controlled, strict=True)
-            weights = [self._weight(conv) for stage in stages for site in stage.sites for conv in site.convs]
+            weights = [weight for stage in stages for site in stage.sites for weight in self._weights(site)]
             if fused.fits(weights, controllers, insist=choice is True):
                 described = fused.describe(weights, gradient=self.stepping.descriptor_gradient)
                 if self.stepping.descriptor == "visible":
@@ -285,14 +285,19 @@ class Steps:
 
     def descriptors(self, stage: Stage, controller: Controller) -> Tensor:
         """What describes a stage, (L, D) in float32 or better; empty where the controller reads no weights."""
-        weights = [[self._weight(conv) for conv in site.convs] for site in stage.sites]
         if not controller.reads_weights:
-            return at_least_float32(weights[0][0].new_empty(0))
+            return at_least_float32(self._weight(stage.sites[0].convs[0]).new_empty(0))
+        weights = map(self._weights, stage.sites)
         rows = [torch.cat([_gathered(equations.descriptor(at_least_float32(w))) for w in site]) for site in weights]
         stacked = torch.stack(rows)
         if self.stepping.descriptor == "visible":
             stacked = equations.visible_descriptor(stacked)
         return stacked if self.stepping.descriptor_gradient else stacked.detach()
+
+    def _weights(self, site: Site) -> list[Tensor]:
+        """What describes a site, each with its outputs first and its inputs second."""
+        found = [self._weight(conv) for conv in site.convs]
+        return [_outputs_first(w, dims) for w, dims in zip(found, site.means, strict=True)] if site.means else found
 
     def _weight(self, conv: str) -> Tensor:
         """Not get_parameter: a parametrised weight, or that of a LoRA layer, is none."""
@@ -337,13 +342,35 @@ class Steps:
         if place is not None and new is not None and reparam.replaces(new, place.layer):
             make_plain(place.layer)
             place.layer = link.child = new
-            place.slot = make_stepped(new, place.entries, partial(self.alone, place.site))
+            place.slot = make_stepped(new, place.entries, partial(self.alone, self._places.index(place)))
             return
         raise MismatchError(
             f"{link.path} was {'wrapped in' if around else 'replaced by'} {type(new).__name__} since attach, which "
             "would run without its step size; call timestepper.detach(net) first and attach afterwards, or change "
             "timestepper.fold(net)"
         )
+
+
+def _by_layer(by_site: list[tuple[Entry, ...]]) -> dict[str, list[tuple[Entry, int]]]:
+    """The entries of each layer, with their sites: a block may hold the scales of two of its branches."""
+    found: dict[str, list[tuple[Entry, int]]] = {}
+    for number, entries in enumerate(by_site):
+        for entry in entries:
+            found.setdefault(entry.layer, []).append((entry, number))
+    return found
+
+
+def _readers(sites: list[Site], places: list[_Place]) -> dict[str, tuple[str, ...]]:
+    """Modules that read the weights of their stepped children, with the names of these."""
+    paths = dict.fromkeys(path for site in sites for path in site.readers)
+    return {
+        path: tuple(place.path.removeprefix(f"{path}.").lstrip(".") for place in places if _inside(place.path, path))
+        for path in paths
+    }
+
+
+def _inside(path: str, around: str) -> bool:
+    return path.startswith(f"{around}.") or not around
 
 
 def find(module: nn.Module) -> Steps | None:
@@ -359,6 +386,13 @@ def _trained(layer: nn.Module, entry: Entry) -> Tensor:
             "step size away; do that to timestepper.fold(net)"
         )
     return found
+
+
+def _outputs_first(weight: Tensor, averaged: tuple[int, ...]) -> Tensor:
+    """Transposed, where inputs come first; a depthwise kernel, which has one input, averaged over space."""
+    if averaged == (0,):
+        return weight.t()
+    return at_least_float32(weight).flatten(2).mean(2) if len(averaged) > 1 else weight
 
 
 def _sharded(tensor: Tensor) -> bool:
