@@ -11,18 +11,20 @@ def build(library: str, name: str):
 
 
 def from_timm(name: str):
+    """With small images, where the network takes them."""
     import timm
 
-    net = timm.create_model(name)
-    channels, *size = net.pretrained_cfg["input_size"]
-    if not net.pretrained_cfg.get("fixed_input_size"):
-        size = [pixels // 2 for pixels in size]
-    example = torch.randn(2, channels, *size)
-    try:
-        with torch.no_grad():
-            net.eval()(example)
-    except Exception:  # it takes no other size than its own
-        example = torch.randn(2, *net.pretrained_cfg["input_size"])
+    for options, pixels in (({}, 96), ({"img_size": 96}, 96), ({}, 128), ({"img_size": 128}, 128), ({}, None)):
+        try:
+            net = timm.create_model(name, **options).eval()
+            channels, *size = net.pretrained_cfg["input_size"]
+            example = torch.randn(2, channels, *([pixels] * 2 if pixels else size))
+            with torch.no_grad():
+                net(example)
+            break
+        except Exception:  # of a foreign network, which can raise anything
+            if pixels is None:
+                raise
     return net, example, lambda net: squares(net(example))
 
 

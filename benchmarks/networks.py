@@ -67,7 +67,7 @@ def in_its_own_process(library: str, name: str, seconds: float) -> dict:
 
 def measure(library: str, name: str) -> dict:
     import torch
-    from network_builders import build
+    from network_builders import build, example_of
 
     import timestepper
 
@@ -99,6 +99,7 @@ def measure(library: str, name: str) -> dict:
     missing = [n for n, p in net.controllers.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
     optimiser.step()
     net.eval()
+    example = example_of(net) if example is None else example
     with torch.no_grad():
         torch.manual_seed(0)
         attached = flat(call(net, example))
@@ -135,10 +136,10 @@ def page(results: dict) -> str:
     lines = [
         "# Networks",
         "",
-        "Every network of [networks.json](../benchmarks/networks.json), a list that was written before anything was tuned, with",
-        "random weights: its sites are discovered and proved on a float64 copy, an LSTM controller is attached, one training step is",
-        "made, and the folded network is compared with the attached one. A network counts if 90 % of its residual sums are accepted",
-        "and proved. Written by `benchmarks/networks.py`; the numbers are in",
+        "Every network of [networks.json](../benchmarks/networks.json), a list that was written before anything was",
+        "tuned, with random weights: its sites are discovered and proved on a float64 copy, an LSTM controller is",
+        "attached, one training step is made, and the folded network is compared with the attached one. It counts",
+        "if 90 % of its residual sums are accepted and proved. Written by `benchmarks/networks.py`; the numbers are in",
         "[results/networks.json](../benchmarks/results/networks.json).",
         "",
     ]

@@ -14,14 +14,13 @@ from timestepper.sites.walk import (
     CONVOLUTIONS,
     DIFFERENCES,
     JOINS,
-    MATRICES,
     PRODUCTS,
     QUOTIENTS,
     Absorbed,
     Refused,
     Walk,
-    argument,
     leaves,
+    matrix_of,
 )
 
 _LINEAR = MOVES | PASSES | REDUCES | CUTS | SUMS | DIFFERENCES | JOINS | CONVOLUTIONS
@@ -88,7 +87,7 @@ def _branch_of(trace: Trace, total: Node) -> _Branch:
         if not all(map(_linear, paths[other])):
             raise _NoResidual("a sum of two branches, neither of which is a shortcut")
     between = [node for node in _between(trace, base, branch) if not other.comes_from(node)]
-    if not any(node.name in MATRICES for node in between):
+    if not any(matrix_of(node) for node in between):
         raise _NoResidual("its branch has no convolution or linear layer")
     if all(map(_linear, between)):
         raise _NoResidual("its branch is linear: part of one re-parameterised layer, or a position encoding")
@@ -155,10 +154,8 @@ def _described(between: list[Node]) -> dict[str, tuple[int, ...]]:
     """The layers whose weights describe a branch, each with the dimensions that are averaged over."""
     found: dict[str, tuple[int, ...]] = {}
     for node in between:
-        weights = [argument(node, "weight")] if node.name in MATRICES - {"multi_head_attention_forward"} else []
-        if node.name == "multi_head_attention_forward":
-            weights = [argument(node, "out_proj_weight")]
-        for leaf in (leaf for weight in weights if weight is not None for leaf in leaves(weight)):
+        weight = matrix_of(node)
+        for leaf in leaves(weight) if weight is not None else ():
             if leaf.own_name == "weight" and len(leaf.shape) > 1 and leaf.owner:
                 inputs_first = node.name in ("addmm", "matmul", "__matmul__")
                 depthwise = leaf.shape[1] == 1 and len(leaf.shape) > 2

@@ -5,6 +5,7 @@ of the attached run are replaced by those of the literal one, so that each site 
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -48,25 +49,28 @@ def prove(net: nn.Module, call: Call, candidates: list[Candidate]) -> list[float
     drawing = torch.Generator().manual_seed(1)
     logits = [torch.randn(c.site.channels, generator=drawing, dtype=torch.float64) for c in candidates]
     results: list[float | str] = [0.0] * len(candidates)
-    for training in (False, True):
-        if training and not _can_train(net, call):
+    for mode in ("eval", "train"):
+        compared = (
+            _compare(net.eval(), call, candidates, logits)
+            if mode == "eval"
+            else _trained(net, call, candidates, logits)
+        )
+        if compared is None:
             continue
-        errors, output = _compare(net, call, candidates, logits)
-        for number, (candidate, error) in enumerate(zip(candidates, errors, strict=True)):
-            results[number] = _judged(results[number], error, candidate, training)
-        accepted = [number for number, result in enumerate(results) if isinstance(result, float)]
+        errors, output = compared
+        results = [_judged(result, error, mode) for result, error in zip(results, errors, strict=True)]
         if output > TOLERANCE:
             return _all(results, f"the network's output is off by {output:.1e} where every sum is right")
-        if not accepted:
+        if not any(isinstance(result, float) for result in results):
             return results
+    accepted = [number for number, result in enumerate(results) if isinstance(result, float)]
     error = _without_watching(net, call, [candidates[n] for n in accepted], [logits[n] for n in accepted])
     if error > _SINGLE:
         return _all(results, f"under eval and no_grad the attached network is off by {error:.1e} from the folded one")
     return results
 
 
-def _judged(before: float | str, error: float | None, candidate: Candidate, training: bool) -> float | str:
-    mode = "train" if training else "eval"
+def _judged(before: float | str, error: float | None, mode: str) -> float | str:
     if isinstance(before, str):
         return before
     if error is None:
@@ -80,23 +84,20 @@ def _all(results: list[float | str], reason: str) -> list[float | str]:
     return [reason if isinstance(result, float) else result for result in results]
 
 
-def _can_train(net: nn.Module, call: Call) -> bool:
+def _trained(net: nn.Module, call: Call, candidates: list[Candidate], logits: list[Tensor]) -> "_Compared | None":
     """In train mode; where that takes more than an input (targets, say), with the layers alone in train mode."""
     for training in (lambda module: True, lambda module: not list(module.children())):
         for module in net.modules():
             module.training = training(module)
-        seed()
-        try:
-            call(net)
-            return True
-        except Exception:  # of a foreign network, which can raise anything; it ran in eval mode
-            continue
-    return False
+        with suppress(Exception):  # of a foreign network, which can raise anything; it ran in eval mode
+            return _compare(net, call, candidates, logits)
+    return None
 
 
-def _compare(
-    net: nn.Module, call: Call, candidates: list[Candidate], logits: list[Tensor]
-) -> tuple[list[float | None], float]:
+_Compared = tuple[list[float | None], float]
+
+
+def _compare(net: nn.Module, call: Call, candidates: list[Candidate], logits: list[Tensor]) -> _Compared:
     """The error of each candidate and that of the output."""
     places = Places(net)
     sizes = {s.key: (s, torch.sigmoid(logit)) for c, logit in zip(candidates, logits, strict=True) for s in c.sums}

@@ -35,9 +35,9 @@ class Call:
 
 
 def twin(net: nn.Module, fill: bool = True) -> nn.Module:
-    """A copy that shares nothing with the network; with ``fill``, what is zero gets random numbers.
+    """A copy that shares nothing with the network; with ``fill``, what is constant gets random numbers.
 
-    A branch that begins at zero would hide a mistake, and so would a zero bias.
+    A branch that begins at zero would hide a mistake, and so would a zero bias or a scale of one.
     """
     memo: dict[int, Any] = {}
     for module in net.modules():
@@ -61,8 +61,10 @@ def _filled(net: nn.Module) -> nn.Module:
     drawing = torch.Generator().manual_seed(0)
     means = [buffer for name, buffer in net.named_buffers() if name.endswith(("running_mean", "bias"))]
     for tensor in (*net.parameters(), *means):
-        if tensor.is_floating_point() and tensor.numel() and not tensor.any():
-            tensor.copy_(0.1 * torch.randn(tensor.shape, generator=drawing, dtype=tensor.dtype))
+        if not tensor.is_floating_point() or not tensor.numel() or (tensor != tensor.flatten()[0]).any():
+            continue  # it has different numbers already
+        noise = 0.1 * torch.randn(tensor.shape, generator=drawing, dtype=tensor.dtype).to(tensor.device)
+        tensor.add_(noise if not tensor.any() else noise * tensor)
     return net
 
 

@@ -269,6 +269,14 @@ def argument(node: Node, name: str) -> Node | None:
     return node.args[place] if place < len(node.args) else None
 
 
+def matrix_of(node: Node) -> Node | None:
+    """The weight of a convolution or linear layer; None where the function is none, or multiplies two features."""
+    if node.name not in MATRICES:
+        return None
+    weight = argument(node, _NAMES.get(node.name, ("weight", ""))[0])
+    return weight if weight is not None and not weight.live else None
+
+
 def leaves(node: Node) -> list[Node]:
     """The parameters and buffers that a value is computed from, in order."""
     found, ways, seen = [], [node], set()
