@@ -17,6 +17,7 @@ from timestepper.sites.walk import (
     PRODUCTS,
     QUOTIENTS,
     Absorbed,
+    OtherDimension,
     Refused,
     Walk,
     leaves,
@@ -107,7 +108,7 @@ def _linear(node: Node) -> bool:
 
 
 def _absorbed(found: _Branch, shared: set[tuple[str, str]], net: nn.Module) -> Absorbed:
-    """Channels are the second or the last dimension; the better reason is that of the one that gets further."""
+    """Channels are the second or the last dimension."""
     dims = len(found.total.shape)
     reasons = []
     for dim in dict.fromkeys((1, dims - 1)):
@@ -119,8 +120,8 @@ def _absorbed(found: _Branch, shared: set[tuple[str, str]], net: nn.Module) -> A
                 raise Refused("a module reads the weights of a layer inside it and takes a step itself")
             return absorbed
         except Refused as reason:
-            reasons.append((walk.steps, reason))
-    raise max(reasons, key=lambda reason: reason[0])[1]
+            reasons.append(reason)
+    raise next((reason for reason in reasons[::-1] if not isinstance(reason, OtherDimension)), reasons[-1])
 
 
 def _fast_paths(absorbed: Absorbed, net: nn.Module) -> set[str]:

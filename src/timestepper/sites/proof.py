@@ -17,7 +17,7 @@ from timestepper.adapters import Site
 from timestepper.controllers import ControllerSpec
 from timestepper.sites.stages import grouped
 from timestepper.sites.trace import IN_PLACE, Places, Watching, function_name
-from timestepper.sites.twin import Call, seed
+from timestepper.sites.twin import Call, in_single, seed
 from timestepper.steps import Stepping, Steps
 
 TOLERANCE = 1e-10
@@ -180,7 +180,7 @@ def _attached(net: nn.Module, candidates: list[Candidate], logits: list[Tensor])
 
 def _without_watching(net: nn.Module, call: Call, candidates: list[Candidate], logits: list[Tensor]) -> float:
     """A network that is watched takes no fast path: attached and folded must agree unwatched too."""
-    net.float().eval()
+    in_single(net.eval())
     steps = _attached(net, candidates, logits)
     try:
         found, effective = call(net, torch.float32), steps.effective_parameters()

@@ -68,6 +68,14 @@ def _filled(net: nn.Module) -> nn.Module:
     return net
 
 
+def in_single(net: nn.Module) -> None:
+    """To float32, with what a network has computed once and kept."""
+    net.float()
+    for module in net.modules():
+        kept = {n: v for n, v in vars(module).items() if isinstance(v, Tensor) and v.dtype == torch.float64}
+        vars(module).update({name: value.float() for name, value in kept.items()})
+
+
 @contextmanager
 def left_alone() -> Iterator[None]:
     """Random state as it was."""

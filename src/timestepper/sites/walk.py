@@ -41,6 +41,10 @@ class Refused(Exception):
     """Why a sum has no step size."""
 
 
+class OtherDimension(Refused):
+    """The dimension that was tried is not the one of the channels."""
+
+
 @dataclass
 class Way:
     """Some channels of a tensor, on the way back."""
@@ -78,13 +82,11 @@ class Walk:
     def __init__(self, total: Node, branch: Node, dim: int, shared: set[tuple[str, str]]):
         self.branch, self.shared = branch, shared
         self.found = Absorbed(total.shape[dim], dim)
-        self.steps = 0
         self._ways = [Way(branch, total, dim, 0, total.shape[dim])]
 
     def run(self) -> Absorbed:
         while self._ways:
             way = self._ways.pop()
-            self.steps += 1
             for user in way.node.users:
                 if user is not way.user and not _untouched(way, user):
                     self._compensate(way, user)
@@ -179,7 +181,9 @@ class Walk:
         else:
             channel = dims - 1 - int(node.name[4]) if node.name in CONVOLUTIONS else 1
         if way.dim != channel or (node.name in _LAST and self._turned):
-            raise Refused(f"{node.module} ({node.name}) would take one step for every token, not for every channel")
+            raise OtherDimension(
+                f"{node.module} ({node.name}) would take one step for every token, not for every channel"
+            )
         names = _NAMES.get(node.name, ("weight", "bias"))
         weight, bias = (argument(node, name) for name in names)
         if weight is None:
