@@ -90,7 +90,7 @@ def measure(library: str, name: str) -> dict:
     if not found.stages:
         return result
     untouched = all(torch.equal(before[key], value) for key, value in net.state_dict().items())
-    timestepper.attach(net, "lstm", example=example)
+    timestepper.attach(net, "lstm", sites=found)
     base = result["parameters"]
     result["controllers"] = round(sum(p.numel() for p in timestepper.controller_parameters(net)) / base, 4)
     net.train()

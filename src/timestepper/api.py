@@ -21,7 +21,7 @@ from timestepper.errors import (
     UnknownNameError,
     WrappedModelError,
 )
-from timestepper.sites import find, reduced
+from timestepper.sites import Discovery, find, reduced
 from timestepper.stepped import CONTROLLERS
 from timestepper.steps import Stepping, Steps
 
@@ -34,7 +34,7 @@ def attach(
     controller: str | ControllerSpec = "lstm",
     *,
     example: Any = None,
-    sites: str | Sequence[str] | None = None,
+    sites: str | Sequence[str] | Discovery | None = None,
     exclude: str | Sequence[str] | None = None,
     reduction: int | None = None,
     descriptor: str = "mean",
@@ -50,7 +50,8 @@ def attach(
         controller: ``"lstm"`` (the paper's), ``"two_fc"``, ``"independent"`` or ``"fixed(0.01)"``.
         example: for networks that no adapter knows, what their forward takes, to discover their residual branches: a
             tensor, a tuple of arguments, or a dict of arguments by name. timm's and transformers' need none.
-        sites: names of the sites that get step sizes, or patterns (``"blocks.*.mlp"``); by default all.
+        sites: names of the sites that get step sizes, or patterns (``"blocks.*.mlp"``); or what :func:`discover` has
+            found in this very network, which is then not looked for again. By default all.
         exclude: names or patterns of those that get none.
         reduction: the paper's r; by default 4 for basic blocks, 8 for bottlenecks, and for discovered networks what
             keeps the controllers at a tenth of the network's parameters.

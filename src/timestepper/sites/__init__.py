@@ -23,8 +23,12 @@ from timestepper.sites.twin import Call, left_alone, twin
 Patterns = str | Sequence[str] | None
 
 
-def find(net: nn.Module, example: Any = None, sites: Patterns = None, exclude: Patterns = None) -> tuple[Stage, ...]:
+def find(
+    net: nn.Module, example: Any = None, sites: Patterns | Discovery = None, exclude: Patterns = None
+) -> tuple[Stage, ...]:
     """The stages of a network: those of adapters where they know one of its blocks, else what is discovered."""
+    if isinstance(sites, Discovery):
+        return _chosen(sites.stages, None, exclude) if exclude is not None else sites.stages
     try:
         stages = find_stages(net)
     except (NoSitesError, UnsupportedSiteError) as error:

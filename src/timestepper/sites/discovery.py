@@ -9,20 +9,19 @@ from timestepper.adapters import Site
 from timestepper.reparam import Entry
 from timestepper.sites.proof import Candidate, Sum
 from timestepper.sites.shapes import CUTS, MOVES, PASSES, REDUCES
-from timestepper.sites.trace import SUMS, Node, Trace
-from timestepper.sites.walk import (
+from timestepper.sites.sources import (
     CONVOLUTIONS,
     DIFFERENCES,
     JOINS,
     PRODUCTS,
     QUOTIENTS,
-    Absorbed,
     OtherDimension,
     Refused,
-    Walk,
     leaves,
     matrix_of,
 )
+from timestepper.sites.trace import SUMS, Node, Trace
+from timestepper.sites.walk import Absorbed, Walk
 
 _LINEAR = MOVES | PASSES | REDUCES | CUTS | SUMS | DIFFERENCES | JOINS | CONVOLUTIONS
 _LINEAR |= {"linear", "addmm", "addcmul", "batch_norm", "max_pool2d", "constant"}

@@ -8,41 +8,26 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from timestepper.reparam import Entry
-from timestepper.sites.shapes import CASTS, CUTS, MOVES, PASSES, REDUCES, came_from, cut, goes_to
+from timestepper.sites.shapes import CUTS, MOVES, PASSES, REDUCES, came_from, cut, goes_to
+from timestepper.sites.sources import (
+    COLUMNS,
+    CONVOLUTIONS,
+    DIFFERENCES,
+    JOINS,
+    LAST,
+    MATRICES,
+    NAMES,
+    PRODUCTS,
+    QUOTIENTS,
+    SIGNATURES,
+    OtherDimension,
+    Refused,
+    argument,
+    leaves,
+    name_of,
+    source_of,
+)
 from timestepper.sites.trace import SUMS, Node
-
-PRODUCTS = {"mul", "__mul__", "__rmul__", "mul_", "__imul__", "multiply"}
-QUOTIENTS = {"div", "__truediv__", "div_", "__itruediv__", "true_divide"}
-DIFFERENCES = {"sub", "__sub__", "sub_", "__isub__", "subtract"}
-CONVOLUTIONS = {"conv1d", "conv2d", "conv3d"}
-JOINS = {"cat", "concat", "concatenate"}
-# Where a function has its weight and its bias among its arguments.
-_SIGNATURES = {
-    "linear": ("input", "weight", "bias"),
-    **dict.fromkeys(CONVOLUTIONS, ("input", "weight", "bias")),
-    "batch_norm": ("input", "running_mean", "running_var", "weight", "bias"),
-    "instance_norm": ("input", "running_mean", "running_var", "weight", "bias"),
-    "group_norm": ("input", "num_groups", "weight", "bias"),
-    "layer_norm": ("input", "normalized_shape", "weight", "bias"),
-    "rms_norm": ("input", "normalized_shape", "weight"),
-    "addmm": ("bias", "input", "weight"),
-    "addcmul": ("bias", "weight", "input"),
-    "matmul": ("input", "weight"),
-    "__matmul__": ("input", "weight"),
-    "multi_head_attention_forward": (*"0123456789", "dropout_p", "out_proj_weight", "out_proj_bias"),
-}
-_NAMES = {"multi_head_attention_forward": ("out_proj_weight", "out_proj_bias")}
-_COLUMNS = {"addmm", "matmul", "__matmul__"}  # their weights are (inputs, outputs)
-MATRICES = CONVOLUTIONS | {"linear", "addmm", "matmul", "__matmul__", "multi_head_attention_forward"}
-_LAST = {"linear", "addmm", "matmul", "__matmul__", "layer_norm", "rms_norm", "multi_head_attention_forward"}
-
-
-class Refused(Exception):
-    """Why a sum has no step size."""
-
-
-class OtherDimension(Refused):
-    """The dimension that was tried is not the one of the channels."""
 
 
 @dataclass
@@ -110,7 +95,7 @@ class Walk:
             self._product(way)
         elif node.name in JOINS:
             self._join(way)
-        elif node.name in _SIGNATURES:
+        elif node.name in SIGNATURES:
             self._layer(way)
         else:
             raise Refused(f"its branch ends in {node.name}{_in(node)}")
@@ -176,21 +161,21 @@ class Walk:
         dims = len(node.shape)
         if node.name == "addcmul":
             channel = way.dim
-        elif node.name in _LAST:
+        elif node.name in LAST:
             channel = dims - 1
         else:
             channel = dims - 1 - int(node.name[4]) if node.name in CONVOLUTIONS else 1
-        if way.dim != channel or (node.name in _LAST and self._turned):
+        if way.dim != channel or (node.name in LAST and self._turned):
             raise OtherDimension(
                 f"{node.module} ({node.name}) would take one step for every token, not for every channel"
             )
-        names = _NAMES.get(node.name, ("weight", "bias"))
+        names = NAMES.get(node.name, ("weight", "bias"))
         weight, bias = (argument(node, name) for name in names)
         if weight is None:
             raise Refused(f"{node.module} ({node.name}) has no weight of its own")
         if weight.live:
             raise Refused(f"{node.module} ({node.name}) computes its weight from the input")
-        dimension = {"addcmul": None}.get(node.name, len(weight.shape) - 1 if node.name in _COLUMNS else 0)
+        dimension = {"addcmul": None}.get(node.name, len(weight.shape) - 1 if node.name in COLUMNS else 0)
         self._enter(way, weight, "weight", dimension)
         if bias is not None:
             self._enter(way, bias, "bias", None if node.name in ("addmm", "addcmul") else 0)
@@ -205,22 +190,22 @@ class Walk:
 
     def _enter(self, way: Way, value: Node, role: str, dimension: int | None, divide: bool = False) -> None:
         """Let the step size into the parameter that a weight or bias is computed from."""
-        parameter, offset = _source(value, role)
+        parameter, offset = source_of(value, role)
         if dimension is None:  # a vector, however it is written
             dimension = next((i for i, n in enumerate(parameter.shape) if n == prod(parameter.shape)), 0)
         if dimension >= len(parameter.shape) or parameter.shape[dimension] != way.channels:
-            raise Refused(f"{_name(parameter)} is not one number for every channel")
+            raise Refused(f"{name_of(parameter)} is not one number for every channel")
         key = parameter.owner, parameter.own_name
         if key in self.shared:
-            raise Refused(f"{_name(parameter)} is shared with another layer; give each its own")
+            raise Refused(f"{name_of(parameter)} is shared with another layer; give each its own")
         if not parameter.owner:
-            raise Refused(f"{_name(parameter)} belongs to the network itself; put it into a module of its own")
+            raise Refused(f"{name_of(parameter)} belongs to the network itself; put it into a module of its own")
         self._find_readers(parameter)
         entry = Entry(*key, dimension=dimension, divide=divide, offset=offset)
         if not way.whole or way.length != self.found.channels:
             entry = replace(entry, begin=way.begin, length=way.length, row=way.row)
         if self.found.entries.setdefault(key, entry) != entry:
-            raise Refused(f"{_name(parameter)} would take two different steps")
+            raise Refused(f"{name_of(parameter)} would take two different steps")
 
     def _find_readers(self, parameter: Node) -> None:
         """Modules that read the parameters of a child which they do not call."""
@@ -228,7 +213,7 @@ class Walk:
             if parameter.owner in user.running:
                 continue
             if parameter.owner.rpartition(".")[0] != user.module:
-                raise Refused(f"{_name(parameter)} is read by {user.module or 'the network'}, from outside its layer")
+                raise Refused(f"{name_of(parameter)} is read by {user.module or 'the network'}, from outside its layer")
             self.found.readers.add(user.module)
 
     # -- what else sees the scaled channels ----------------------------------------------------------------------------
@@ -250,7 +235,7 @@ class Walk:
         channel = len(before.shape) - (1 + int(node.name[4]) if node.name in CONVOLUTIONS else 1)
         if weight is None or weight.live or argument(node, "input") is not before or dim != channel or not way.whole:
             raise Refused(f"a gate that is no squeeze-excite ({node.name}{_in(node)}) follows the last layer")
-        if node.name in _COLUMNS:
+        if node.name in COLUMNS:
             dimension = 0
         elif weight.shape[1] == 1 and way.channels == weight.shape[0]:
             dimension = 0  # depthwise: a row has one input
@@ -262,57 +247,6 @@ class Walk:
             raise Refused(f"{node.module} computes its weight from other parameters")
         self._enter(way, weight, "weight", dimension, divide=True)
         self.found.rules.append("squeeze-excite" if dimension else "depthwise copy")
-
-
-def argument(node: Node, name: str) -> Node | None:
-    """A tensor among a function's arguments, by its name."""
-    if name in node.kwargs:
-        return node.kwargs[name]
-    names = _SIGNATURES[node.name]
-    place = names.index(name) if name in names else len(node.args)
-    return node.args[place] if place < len(node.args) else None
-
-
-def matrix_of(node: Node) -> Node | None:
-    """The weight of a convolution or linear layer; None where the function is none, or multiplies two features."""
-    if node.name not in MATRICES:
-        return None
-    weight = argument(node, _NAMES.get(node.name, ("weight", ""))[0])
-    return weight if weight is not None and not weight.live else None
-
-
-def leaves(node: Node) -> list[Node]:
-    """The parameters and buffers that a value is computed from, in order."""
-    found, ways, seen = [], [node], set()
-    while ways:
-        now = ways.pop()
-        if now.number not in seen:
-            seen.add(now.number)
-            ways += now.inputs
-            if now.name == "parameter":
-                found.append(now)
-    return sorted(found, key=lambda leaf: leaf.number)
-
-
-def _source(value: Node, role: str) -> tuple[Node, float]:
-    """The parameter that scales a value, and what is added to it first: RMS norms may compute with ``1 + w``."""
-    sources = leaves(value)
-    if not sources:
-        raise Refused(f"the {role} at the end of its branch is no parameter")
-    if len(sources) > 1:
-        chosen = [leaf for name in ("gain", role) for leaf in sources if leaf.own_name == name]
-        if not chosen or len({leaf.owner for leaf in sources}) > 1:
-            raise Refused(f"the {role} of {sources[0].owner} is computed from {len(sources)} parameters")
-        return chosen[0], 0.0
-    offset, now = 0.0, value
-    while now is not sources[0]:
-        number = next((arg for arg in now.args if isinstance(arg, int | float)), None)
-        if now.name in SUMS and number is not None:
-            offset += float(number)
-        elif now.name not in MOVES | CASTS and not (now.name in PRODUCTS and number is not None and not offset):
-            raise Refused(f"{_name(sources[0])} is used through {now.name}, not as it is")
-        now = now.inputs[0]
-    return sources[0], offset
 
 
 def _along(scale: Node, way: Way) -> bool:
@@ -327,10 +261,6 @@ def _untouched(way: Way, user: Node) -> bool:
         return False
     first, length = held
     return first >= way.row + way.length or first + length <= way.row
-
-
-def _name(parameter: Node) -> str:
-    return f"{parameter.owner}.{parameter.own_name}".lstrip(".")
 
 
 def _in(node: Node) -> str:
