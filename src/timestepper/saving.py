@@ -7,6 +7,7 @@ safetensors itself does not notice a flipped bit.
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from timestepper.api import Network, attach, detach, find_steps, fold
 from timestepper.errors import CheckpointError, MismatchError, first_line
 from timestepper.files import write_atomic
+from timestepper.sites import Discovery
 from timestepper.steps import Steps
 
 FORMAT = 1
@@ -44,14 +46,25 @@ def save_controllers(net: nn.Module, path: str | Path) -> Path:
     return path
 
 
-def load_controllers(model: Network, path: str | Path) -> Network:
-    """Attach saved controllers to the network that they were made for."""
+def load_controllers(
+    model: Network,
+    path: str | Path,
+    *,
+    example: Any = None,
+    sites: str | Sequence[str] | Discovery | None = None,
+    exclude: str | Sequence[str] | None = None,
+) -> Network:
+    """Attach saved controllers to the network that they were made for; options as in :func:`timestepper.attach`."""
     path = Path(path)
     description = _read_description(_beside(path))
     tensors = read_tensors(path)
     net = attach(
         model,
         description["controller"],
+        start=description.get("start", "paper"),
+        example=example,
+        sites=sites,
+        exclude=exclude,
         reduction=description["reduction"],
         descriptor=description["descriptor"],
         descriptor_gradient=description["descriptor_gradient"],
@@ -170,6 +183,7 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _description(found: Steps) -> dict:
     return {
         "controller": str(found.stepping.controller),
+        **({} if found.stepping.start is None else {"start": found.stepping.start}),
         "reduction": found.stepping.reduction,
         "descriptor": found.stepping.descriptor,
         "descriptor_gradient": found.stepping.descriptor_gradient,

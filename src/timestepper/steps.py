@@ -21,7 +21,7 @@ from timestepper import equations, fused, reparam
 from timestepper.adapters import Site, Stage
 from timestepper.controllers import Controller, ControllerSpec, StageShape
 from timestepper.controllers.base import at_least_float32, by_stage, in_one
-from timestepper.errors import MismatchError, UnsupportedSiteError, WrappedModelError
+from timestepper.errors import MismatchError, StepSizeError, UnsupportedSiteError, WrappedModelError
 from timestepper.reparam import Entry
 from timestepper.stepped import (
     CONTROLLERS,
@@ -45,6 +45,7 @@ class Controllers(nn.ModuleDict):
     """
 
     fused: bool | None = None
+    dt0: Tensor  # the first step sizes, where there is a start to count from
 
     def forward(self, *inputs):
         return inputs[0] if len(inputs) == 1 else inputs
@@ -59,6 +60,7 @@ class Stepping:
     reduction: int | None
     descriptor: str
     descriptor_gradient: bool
+    start: float | None = None  # where step sizes begin; None: where their controller does
 
     def shape(self, stage: Stage) -> StageShape:
         length = stage.descriptor + (self.descriptor == "visible")
@@ -130,6 +132,28 @@ class Steps:
         self._begins = list(accumulate((s.channels for s in stepping.stages for _ in s.sites), initial=0))
         root.register_forward_pre_hook(self.enter)
         root.register_forward_hook(self.leave, always_call=True)
+        try:
+            self._begin()
+        except BaseException:
+            self.take_off()
+            raise
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        """Look at the first step sizes, which a start is counted from: the branch runs with start * dt / dt0."""
+        with self.no_autocast():
+            for stage, controller in self.controlled():
+                found, wanted = controller(self.descriptors(stage, controller)), (len(stage.sites), stage.channels)
+                if tuple(found.shape) != wanted:
+                    raise StepSizeError(
+                        f"{type(controller).__name__} gives step sizes of shape {tuple(found.shape)} for {stage.name}, "
+                        f"which has {wanted[0]} sites of {wanted[1]} channels; return {wanted}"
+                    )
+            if self.stepping.start is not None:
+                first = self._from_controllers(self.controlled())
+                if not first.is_meta and not (first.isfinite() & (first != 0)).all():
+                    raise StepSizeError("a first step size is 0 or no number, which start= divides by; leave start out")
+                self.controllers.register_buffer("dt0", first.clone())
 
     def _insert(self, controllers: Controllers) -> None:
         """As the first child: who calls the children of a network one after the other begins with what does nothing."""
@@ -271,6 +295,15 @@ class Steps:
 
     def _flat(self, controlled: list[tuple[Stage, Controller]]) -> Tensor:
         """Step sizes of all sites of some stages, one after the other."""
+        found = self._from_controllers(controlled)
+        if self.stepping.start is None:
+            return found
+        names = [stage.name for stage in self.stepping.stages]
+        whole = dict(zip(names, self.by_stage(self.controllers.dt0), strict=True))
+        first = in_one(whole[stage.name] for stage, _ in controlled)
+        return found / first * self.stepping.start  # exactly the start, as long as found is first
+
+    def _from_controllers(self, controlled: list[tuple[Stage, Controller]]) -> Tensor:
         choice = self.controllers.fused
         if choice is not False:
             stages, controllers = zip(*controlled, strict=True)

@@ -12,7 +12,8 @@ ALLOWED: dict[str, set[str]] = {
     "files": set(),
     "torchrun": set(),
     "equations": set(),
-    "controllers": {"equations"},
+    "names": set(),
+    "controllers": {"equations", "names"},
     "reparam": {"controllers"},
     "fused": {"equations", "controllers"},
     "models": set(),
@@ -20,14 +21,15 @@ ALLOWED: dict[str, set[str]] = {
     "stepped": {"reparam"},
     "steps": {"equations", "controllers", "reparam", "fused", "adapters", "stepped"},
     "sites": {"adapters", "controllers", "reparam", "steps"},
-    "api": {"equations", "controllers", "sites", "stepped", "steps"},
+    "api": {"equations", "adapters", "controllers", "sites", "stepped", "steps"},
     "inspection": {"api", "steps", "adapters", "equations"},
-    "saving": {"api", "steps", "files"},
+    "saving": {"api", "sites", "steps", "files"},
     "stability": {"equations", "api", "adapters"},
     "data": set(),
     "engine": {"files", "fused", "torchrun"},
-    "bench": {"controllers", "fused", "adapters", "api", "inspection", "engine", "experiment"},
+    "bench": {"names", "controllers", "fused", "adapters", "api", "inspection", "engine", "experiment"},
     "experiment": {
+        "names",
         "equations",
         "controllers",
         "adapters",
@@ -41,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
         "files",
         "torchrun",
     },
-    "report": {"files"},
+    "report": {"files", "names"},
 }
 LEAVES = {"errors"}  # anyone may import these
 FOREIGN = {"timm": {"adapters", "bench"}, "torchvision": {"adapters", "data"}}  # and who may import them
