@@ -130,9 +130,15 @@ def fold(net: nn.Module) -> nn.Module:
     Raises:
         NotAttachedError: ``net`` has no controllers.
         NonFiniteError: a weight is NaN or infinite; the message names it.
+        WrappedModelError: ``net`` is sharded over several processes.
     """
     found = find_steps(net)
     found.refuse_changes(found.root)
+    if any(base.__name__ == "FSDPModule" for part in found.root.modules() for base in type(part).__mro__):
+        raise WrappedModelError(
+            f"{type(found.root).__name__} is sharded; load its full state dict into an attached network that is not, "
+            "and fold that one"
+        )
     effective = found.effective_parameters()
     plain = detach(copy.deepcopy(found.root))
     for name, value in effective.items():

@@ -176,7 +176,7 @@ def effective(entries: Sequence[Entry], parameters: list[Tensor], step_sizes: li
         p.dim() == 1 and p.dtype == dt.dtype and p.device == dt.device and entry.plain
         for entry, p, dt in zip(entries, parameters, step_sizes, strict=True)
     )
-    if parameters and alike and not in_transform():
+    if parameters and alike and not in_transform() and not torch.compiler.is_exporting():  # ONNX has no such operation
         return list(torch._foreach_mul(parameters, step_sizes))
     return [entry.apply(p, dt) for entry, p, dt in zip(entries, parameters, step_sizes, strict=True)]
 

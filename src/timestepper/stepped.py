@@ -24,45 +24,57 @@ from timestepper.reparam import Entry, trained
 class Given(NamedTuple):
     """What a layer runs with in one pass of its network."""
 
-    step_sizes: dict[str, Tensor]  # by the name of the parameter that it enters
+    sizes: Tensor  # step sizes of many sites, one after the other
+    spans: dict[str, tuple[int, int]]  # where those begin and end that enter a parameter, by its name
     made: dict[str, tuple[Tensor, Tensor]]  # by name: a trained parameter, and the effective one made from it
     graded: bool  # whether the pass has gradients
 
+    def step_size(self, name: str) -> Tensor:
+        return self.sizes[self.spans[name][0] : self.spans[name][1]]
 
-class _Here(threading.local):
-    """Of one thread. Another one may train while this one evaluates."""
+
+class Cell:
+    """What one thread has given to one layer."""
 
     def __init__(self) -> None:
         self.given: Given | None = None  # while the network runs
         self.kept: Given | None = None  # of the last pass with gradients, for blocks that are recomputed
 
 
+class _Here(threading.local):
+    """Its cell is filled and emptied, and itself never changed: torch.compile would not follow that everywhere."""
+
+    def __init__(self) -> None:
+        self.cell = Cell()
+
+
 class Slot:
-    """Where a layer finds what it is given. It goes along with no copy: a copy has passes of its own."""
+    """Where a layer finds what it is given, in every thread its own: another one may train while this one evaluates.
+
+    It goes along with no copy: a copy has passes of its own.
+    """
 
     def __init__(self) -> None:
         self.here = _Here()
-        self.traced: Given | None = None  # while torch.compile looks: it follows no thread-local into a checkpoint
         self.kept: Given | None = None  # for a backward pass in threads of its own, as on CUDA
 
     @property
-    def given(self) -> Given | None:
-        return self.here.given if self.traced is None else self.traced
+    def cell(self) -> Cell:
+        return self.here.cell
 
     def keep(self, given: Given | None) -> None:
-        self.kept = self.here.kept = given
+        self.kept = self.here.cell.kept = given
 
     def __reduce__(self):
         return Slot, ()
 
 
-def make_stepped(layer: nn.Module, entries: tuple[Entry, ...], alone: Callable[[], Given]) -> Slot:
+def make_stepped(layer: nn.Module, entries: tuple[Entry, ...], alone: Callable[[], Given]) -> None:
     """Turn a layer into a stepped layer, in place. ``alone`` gives what it runs with when it is called by itself."""
     original: Any = type(layer)
     layer.__class__ = _stepped_class(original, tuple(entry.name for entry in entries))
     layer.__dict__.update(_entries={entry.name: entry for entry in entries}, _alone=alone)
     _equip(layer)
-    return layer.__dict__["_slot"]
 
 
 def make_reader(module: nn.Module, names: tuple[str, ...]) -> None:
@@ -125,7 +137,7 @@ def _remade(make: str, original: type[nn.Module], *names: tuple[str, ...]) -> nn
 @functools.cache
 def _stepped_class(original: Any, names: tuple[str, ...]) -> type[nn.Module]:
     def forward(self, *args, **kwargs):
-        given = self._slot.given
+        given = self._slot.cell.given
         if given is None:
             return _run_alone([self], original.forward, self, args, kwargs)
         if given.graded and not torch.compiler.is_compiling() and not torch.is_grad_enabled():
@@ -139,7 +151,7 @@ def _stepped_class(original: Any, names: tuple[str, ...]) -> type[nn.Module]:
 def _reader_class(original: Any, names: tuple[str, ...]) -> type[nn.Module]:
     def forward(self, *args, **kwargs):
         layers = [_below(self, name) for name in names]
-        if any(layer._slot.given is None for layer in layers):
+        if any(layer._slot.cell.given is None for layer in layers):
             return _run_alone(layers, original.forward, self, args, kwargs)
         return original.forward(self._view, *args, **kwargs)
 
@@ -158,44 +170,46 @@ def _child_s_view(name: str) -> Callable[[Any], nn.Module]:
 
 def _effective(name: str) -> Callable[[Any], Tensor]:
     def get(view) -> Tensor:
-        given, raw = view._slot.given, trained(view, name)
+        given, raw = view._slot.cell.given, trained(view, name)
         made = given.made.get(name)
         # The trained one may be another by now: FSDP's gathered weight, or one that functional_call put in.
         if made is not None and (torch.compiler.is_compiling() or made[0] is raw):
             return made[1]
-        return view._entries[name].apply(raw, given.step_sizes[name])
+        return view._entries[name].apply(raw, given.step_size(name))
 
     return get
 
 
 def _run_alone(layers: list, forward: Callable, module, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Layers outside of any pass: their block is called by itself, or recomputed in the backward pass."""
-    if torch.compiler.is_compiling():
-        for layer in layers:
-            layer._slot.traced = layer._alone()
-        try:
-            return forward(module._view, *args, **kwargs)
-        finally:
-            for layer in layers:
-                layer._slot.traced = None
-    if torch.fx._symbolic_trace.is_fx_symbolic_tracing():
+    if not torch.compiler.is_compiling() and torch.fx._symbolic_trace.is_fx_symbolic_tracing():
         raise WrappedModelError(
             f"torch.fx would write today's step sizes into the traced {type(module).__name__}; trace "
             "timestepper.fold(net), or use torch.compile or torch.export"
         )
     try:
         for layer in layers:
-            layer._slot.here.given = _recomputed(layer._slot) or layer._alone()
+            layer._slot.cell.given = _recomputed(layer._slot) or layer._alone()
         return forward(module._view, *args, **kwargs)
     finally:
-        for layer in layers:
-            layer._slot.here.given = None
+        try:
+            _take_back(layers)
+        except BaseException:  # Ctrl-C, just here
+            _take_back(layers)
+            raise
+
+
+def _take_back(layers: list) -> None:
+    for layer in layers:
+        layer._slot.cell.given = None
 
 
 def _recomputed(slot: Slot) -> Given | None:
     """What the layer ran with in the pass that a block is recomputed for; None where it is called by itself."""
+    if torch.compiler.is_compiling():
+        return None
     if torch._C._current_graph_task_id() != -1:  # in a backward pass
-        return slot.here.kept or slot.kept
+        return slot.cell.kept or slot.kept
     if torch.is_grad_enabled():
         slot.keep(None)  # should this call be recomputed, it is called by itself again
     else:
@@ -215,20 +229,49 @@ def _refuse_reentrant() -> None:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-# -- a network that is a container itself ------------------------------------------------------------------------------
+# -- the network itself ------------------------------------------------------------------------------------------------
 
 CONTROLLERS = "controllers"
+STEPS = "_timestepper"  # where a network keeps its Steps; no child, no parameter
 
 
-def hide_controllers(root: nn.Module) -> None:
-    """A Sequential, ModuleList or ModuleDict gains a child that is none of its items."""
-    if isinstance(root, nn.Sequential | nn.ModuleList | nn.ModuleDict):
-        original: Any = type(root)
-        root.__class__ = _hiding_class(original)  # type: ignore[assignment]
+def make_root(root: nn.Module, steps: Any) -> None:
+    """Let every forward of a network be a pass of its steps."""
+    original: Any = type(root)
+    root.__class__ = _root_class(original)
+    root.__dict__[STEPS] = steps
 
 
 @functools.cache
-def _hiding_class(original: Any) -> type[nn.Module]:
+def _root_class(original: Any) -> type[nn.Module]:
+    def forward(self, *args, **kwargs):
+        steps = self._timestepper
+        if not torch.compiler.is_compiling() and torch.fx._symbolic_trace.is_fx_symbolic_tracing():
+            return original.forward(self, *args, **kwargs)  # each layer that is left whole runs by itself
+        around = steps.around()
+        try:  # and no hook, which torch calls after an Exception, but not after Ctrl-C
+            steps.enter(self)
+            return original.forward(self, *args, **kwargs)
+        finally:
+            try:
+                steps.leave(around)
+            except BaseException:  # Ctrl-C, just here
+                steps.leave(around)
+                raise
+
+    methods: dict[str, Any] = {
+        "forward": functools.wraps(original.forward)(forward),
+        "__reduce_ex__": lambda self, protocol: (_remade, ("_root_class", original), self.__getstate__()),
+        "_original": original,
+    }
+    if issubclass(original, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        methods |= _hiding_controllers(original)
+    return _subclass(original, methods)
+
+
+def _hiding_controllers(original: Any) -> dict[str, Any]:
+    """A network that is a container itself gains a child that is none of its items."""
+
     def items(self):
         return [(key, child) for key, child in self._modules.items() if key != CONTROLLERS]
 
@@ -242,8 +285,6 @@ def _hiding_class(original: Any) -> type[nn.Module]:
         "__len__": lambda self: len(self._modules) - 1,
         "__iter__": lambda self: iter([key if keyed else child for key, child in items(self)]),
         "__getitem__": get_item,
-        "__reduce_ex__": lambda self, protocol: (_remade, ("_hiding_class", original), vars(self)),
-        "_original": original,
     }
     if keyed:
         methods |= {
@@ -251,4 +292,4 @@ def _hiding_class(original: Any) -> type[nn.Module]:
             "keys": lambda self: [key for key, _ in items(self)],
             "values": lambda self: [child for _, child in items(self)],
         }
-    return _subclass(original, methods)
+    return methods

@@ -1,16 +1,15 @@
 """The step sizes of one network: computed where it is entered, given to its stepped layers, forgotten where it is left.
 
-``attach`` leaves three things on a network: ``controllers`` as its first child, the stepped layers, and two hooks on
-the network itself, which are methods of :class:`Steps`.
+``attach`` leaves three things on a network: ``controllers`` as its first child, the stepped layers, and a subclass of
+its own class whose forward is one pass of its :class:`Steps`.
 """
 
-import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import cast
 
@@ -25,16 +24,16 @@ from timestepper.errors import MismatchError, StepSizeError, UnsupportedSiteErro
 from timestepper.reparam import Entry
 from timestepper.stepped import (
     CONTROLLERS,
+    STEPS,
     Given,
     Slot,
-    hide_controllers,
     is_stepped,
     make_plain,
     make_reader,
+    make_root,
     make_stepped,
 )
 
-_STEPS = "_timestepper"  # where a network keeps its Steps; no child, no parameter
 _TRANSPARENT = {"CheckpointWrapper", "OptimizedModule"}  # put around a layer, they run it as it is
 
 
@@ -67,14 +66,14 @@ class Stepping:
         return StageShape(len(stage.sites), stage.channels, length, self.reduction or stage.reduction)
 
 
-class _Passes(threading.local):
-    """The passes of one network that this thread is in: a network may be entered again inside itself."""
+class _Here(threading.local):
+    """Of one thread."""
 
     def __init__(self) -> None:
-        self.open: list[list[Given] | None] = []
+        self.givens: list[Given] | None = None  # of the pass that it is in
 
     def __reduce__(self):
-        return _Passes, ()
+        return _Here, ()
 
 
 @dataclass
@@ -83,9 +82,13 @@ class _Place:
 
     path: str
     layer: nn.Module
-    slot: Slot
     entries: tuple[Entry, ...]
     sites: dict[str, int]  # by the name of a parameter: which of all sites of the network its step size belongs to
+
+    @property
+    def slot(self) -> Slot:
+        """The layer's own: a copy of the layer has another."""
+        return cast(Slot, self.layer._slot)
 
 
 @dataclass
@@ -105,7 +108,7 @@ class Steps:
         self.root = root
         self.stepping = stepping
         self.frozen: list[Given] | None = None
-        self._passes = _Passes()
+        self._here = _Here()
         sites = [site for stage in stepping.stages for site in stage.sites]
         by_site = [site.entries or reparam.entries(root, site.last, site.gate) for site in sites]
         reparam.refuse_shared(root, by_site)
@@ -115,6 +118,12 @@ class Steps:
                 for stage in stepping.stages
             }
         )
+        self._convs = {
+            conv: (root.get_submodule(conv.rpartition(".")[0])._modules, conv.rpartition(".")[2])
+            for stage in stepping.stages
+            for site in stage.sites
+            for conv in site.convs
+        }
         reference = self._weight(stepping.stages[0].sites[0].convs[0])
         controllers.to(device=reference.device, dtype=torch.promote_types(reference.dtype, torch.float32))
         controllers.train(root.training)
@@ -123,15 +132,15 @@ class Steps:
         self._places: list[_Place] = []
         for path, own in _by_layer(by_site).items():
             layer, entries = root.get_submodule(path), tuple(entry for entry, _ in own)
-            slot = make_stepped(layer, entries, partial(self.alone, len(self._places)))
-            self._places.append(_Place(path, layer, slot, entries, {entry.name: site for entry, site in own}))
+            make_stepped(layer, entries, partial(self.alone, len(self._places)))
+            self._places.append(_Place(path, layer, entries, {entry.name: site for entry, site in own}))
         self._readers = _readers(sites, self._places)
         for path, names in self._readers.items():
             make_reader(root.get_submodule(path), names)
         self._links = self._find_links()
-        self._begins = list(accumulate((s.channels for s in stepping.stages for _ in s.sites), initial=0))
-        root.register_forward_pre_hook(self.enter)
-        root.register_forward_hook(self.leave, always_call=True)
+        ends = [0, *accumulate(stage.channels for stage in stepping.stages for _ in stage.sites)]
+        self._spans = list(pairwise(ends))  # of every site, among the step sizes of all sites
+        make_root(root, self)
         try:
             self._begin()
         except BaseException:
@@ -160,75 +169,62 @@ class Steps:
         children = dict(self.root._modules)
         self.root._modules.clear()
         self.root._modules.update({CONTROLLERS: controllers, **children})
-        self.root.__dict__[_STEPS] = self
-        hide_controllers(self.root)
 
     def take_off(self) -> None:
         """Leave nothing behind."""
-        for module in [place.layer for place in self._places] + [self.root.get_submodule(p) for p in self._readers]:
+        readers = [(path, self.root.get_submodule(path)) for path in self._readers]
+        changed = [("the network", self.root), *readers, *((place.path, place.layer) for place in self._places)]
+        for path, module in changed:
+            if "_original" not in vars(type(module)):
+                raise WrappedModelError(f"{path} is a {type(module).__name__} since attach; undo that before detach")
+        del self.root._modules[CONTROLLERS], self.root.__dict__[STEPS]
+        for _, module in changed:
             make_plain(module)
-        for hooks in (self.root._forward_pre_hooks, self.root._forward_hooks):
-            for key in [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is self]:
-                del hooks[key]
-                self.root._forward_hooks_always_called.pop(key, None)
-        del self.root._modules[CONTROLLERS], self.root.__dict__[_STEPS]
-        if is_stepped(self.root):
-            make_plain(self.root)
 
     # -- passes --------------------------------------------------------------------------------------------------------
 
-    def enter(self, root: nn.Module, inputs: tuple) -> None:
-        """The network's forward pre-hook."""
+    def around(self) -> list[Given] | None:
+        """What the pass that this thread is in has given: a network may be entered again inside itself."""
+        return None if torch.compiler.is_compiling() else self._here.givens
+
+    def enter(self, root: nn.Module) -> None:
+        """Begin a pass in this thread."""
         if torch.compiler.is_compiling():
-            for place, given in zip(self._places, self.givens(), strict=True):
-                place.slot.traced = given
+            self._hand_out(self.givens())
             return
         self.refuse_changes(root)
-        if self._passes.open:
-            self._forget_interrupted()
-        self._passes.open.append(None)  # which leave takes away again, whatever happens here
-        givens = self.givens()
-        self._passes.open[-1] = givens
-        for place, given in zip(self._places, givens, strict=True):
-            place.slot.here.given = given
-            if given.graded:
+        givens = self._here.givens = self.givens()
+        self._hand_out(givens)
+        if givens[0].graded:
+            for place, given in zip(self._places, givens, strict=True):
                 place.slot.keep(given)
 
-    def leave(self, root: nn.Module, inputs: tuple, output) -> None:
-        """The network's forward hook, called after an exception too."""
-        if torch.compiler.is_compiling():
-            for place in self._places:
-                place.slot.traced = None
-            return
-        if self._passes.open:
-            self._passes.open.pop()
-        around = self._passes.open[-1] if self._passes.open else None
-        for number, place in enumerate(self._places):
-            place.slot.here.given = None if around is None else around[number]
+    def leave(self, around: list[Given] | None) -> None:
+        """End it, however it went; twice does no harm."""
+        if not torch.compiler.is_compiling():
+            self._here.givens = around
+        self._hand_out(around)
 
-    def _forget_interrupted(self) -> None:
-        """torch calls no hook after a KeyboardInterrupt: a pass may be left over that nobody is in any more."""
-        frame, inside = sys._getframe(), 0
-        while frame is not None:
-            inside += frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals.get("self") is self.root
-            frame = frame.f_back  # type: ignore[assignment]
-        del self._passes.open[inside - 1 :]  # one of the calls is the one that begins here
+    def _hand_out(self, givens: list[Given] | None) -> None:
+        for number, place in enumerate(self._places):
+            place.slot.cell.given = None if givens is None else givens[number]
 
     def alone(self, number: int) -> Given:
         """What a layer runs with that is called by itself."""
         if self.frozen is not None:
             return self.frozen[number]
-        sizes: dict[str, Tensor] = {}
-        first = 0
+        spans: dict[str, tuple[int, int]] = {}
+        needed, first, end = [], 0, 0
         for stage, controller in self.controlled():
-            own = {name: site - first for name, site in self._places[number].sites.items()}
-            inside = {name: row for name, row in own.items() if 0 <= row < len(stage.sites)}
+            rows = {name: site - first for name, site in self._places[number].sites.items()}
+            inside = {name: end + row * stage.channels for name, row in rows.items() if 0 <= row < len(stage.sites)}
             if inside:
-                with self.no_autocast():
-                    rows = self._flat([(stage, controller)]).view(len(stage.sites), -1)
-                sizes |= {name: rows[row] for name, row in inside.items()}
+                needed.append((stage, controller))
+                spans |= {name: (begin, begin + stage.channels) for name, begin in inside.items()}
+                end += len(stage.sites) * stage.channels
             first += len(stage.sites)
-        return Given(sizes, {}, False)
+        with self.no_autocast():
+            return Given(self._flat(needed), spans, {}, False)
 
     # -- what is computed ----------------------------------------------------------------------------------------------
 
@@ -238,30 +234,28 @@ class Steps:
             return self.frozen
         with self.no_autocast():
             flat = self._flat(self.controlled())
-            sizes = [row for stage in self.by_stage(flat) for row in stage.unbind()]
-            whole: list[tuple[int, _Place, Entry]] = []
-            raws: list[Tensor] = []
-            for number, place in enumerate(self._places):
-                for entry in place.entries:
-                    raw = _trained(place.layer, entry)
-                    if not _sharded(raw):
-                        whole.append((number, place, entry))
-                        raws.append(raw)
-            made = self._made(raws, whole, flat, sizes)
-        graded = flat.requires_grad
-        givens = [Given({n: sizes[s] for n, s in place.sites.items()}, {}, graded) for place in self._places]
-        for (number, _, entry), raw, effective in zip(whole, raws, made, strict=True):
-            givens[number].made[entry.name] = raw, effective
-        return givens
+            entered = [
+                (place, entry, _trained(place.layer, entry)) for place in self._places for entry in place.entries
+            ]
+            whole = [each for each in entered if not _sharded(each[2])]
+            made = self._made([raw for _, _, raw in whole], whole, flat)
+        graded = flat.requires_grad or any(effective.requires_grad for effective in made)
+        by_path: dict[str, dict[str, tuple[Tensor, Tensor]]] = {place.path: {} for place in self._places}
+        for (place, entry, raw), effective in zip(whole, made, strict=True):
+            by_path[place.path][entry.name] = raw, effective
+        return [Given(flat, self._spans_of(place), by_path[place.path], graded) for place in self._places]
 
-    def _made(
-        self, raws: list[Tensor], whole: list[tuple[int, _Place, Entry]], flat: Tensor, sizes: list[Tensor]
-    ) -> list[Tensor]:
+    def _spans_of(self, place: _Place) -> dict[str, tuple[int, int]]:
+        return {name: self._spans[site] for name, site in place.sites.items()}
+
+    def _made(self, raws: list[Tensor], whole: list[tuple[_Place, Entry, Tensor]], flat: Tensor) -> Sequence[Tensor]:
         choice = self.controllers.fused
-        sites, plain = [place.sites[entry.name] for _, place, entry in whole], all(e.plain for _, _, e in whole)
+        entries, sites = [entry for _, entry, _ in whole], [place.sites[entry.name] for place, entry, _ in whole]
+        plain = all(entry.plain for entry in entries)
         if raws and plain and choice is not False and fused.scales(raws, flat, insist=choice is True):
-            return fused.scale(raws, flat, [self._begins[site] for site in sites])
-        return reparam.effective([entry for _, _, entry in whole], raws, [sizes[site] for site in sites])
+            return fused.scale(raws, flat, [self._spans[site][0] for site in sites])
+        sizes = [row for stage in self.by_stage(flat) for row in stage.unbind()]
+        return reparam.effective(entries, raws, [sizes[site] for site in sites])
 
     def effective_parameters(self) -> dict[str, Tensor]:
         """The parameters that the network runs with, where they differ from the trained ones."""
@@ -305,7 +299,7 @@ class Steps:
 
     def _from_controllers(self, controlled: list[tuple[Stage, Controller]]) -> Tensor:
         choice = self.controllers.fused
-        if choice is not False:
+        if choice or (choice is None and self.stepping.controller.reads_weights):
             stages, controllers = zip(*controlled, strict=True)
             weights = [weight for stage in stages for site in stage.sites for weight in self._weights(site)]
             if fused.fits(weights, controllers, insist=choice is True):
@@ -334,12 +328,18 @@ class Steps:
 
     def _weight(self, conv: str) -> Tensor:
         """Not get_parameter: a parametrised weight, or that of a LoRA layer, is none."""
-        return attrgetter(f"{conv}.weight")(self.root)
+        if torch.compiler.is_compiling():
+            return attrgetter(f"{conv}.weight")(self.root)
+        siblings, name = self._convs[conv]  # in a tenth of the time
+        layer = cast(nn.Module, siblings[name])
+        weight = layer._parameters.get("weight")
+        return cast(Tensor, layer.weight) if weight is None else weight
 
     def no_autocast(self) -> AbstractContextManager:
         """Off on the network's device; on the meta device, where nothing is computed, there is none to switch off."""
         kind = self._weight(self.stepping.stages[0].sites[0].convs[0]).device.type
-        return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
+        on = kind != "meta" and torch.is_autocast_enabled(kind)
+        return torch.autocast(kind, enabled=False) if on else nullcontext()
 
     # -- what was done to the network since ----------------------------------------------------------------------------
 
@@ -369,18 +369,21 @@ class Steps:
         new = link.parent._modules.get(link.name)
         place = next((place for place in self._places if place.layer is link.child), None)
         around = new is not None and any(part is link.child for part in new.modules())
-        if around and (place is None or type(new).__name__ in _TRANSPARENT):
+        shows = place is None and all(hasattr(new, name) for name in link.child._modules)
+        if around and (shows or type(new).__name__ in _TRANSPARENT):
             link.child = cast(nn.Module, new)
             return
         if place is not None and new is not None and reparam.replaces(new, place.layer):
             make_plain(place.layer)
             place.layer = link.child = new
-            place.slot = make_stepped(new, place.entries, partial(self.alone, self._places.index(place)))
+            make_stepped(new, place.entries, partial(self.alone, self._places.index(place)))
             return
+        was, which = (
+            ("wrapped in", "hides its layers") if around else ("replaced by", "would run without its step size")
+        )
         raise MismatchError(
-            f"{link.path} was {'wrapped in' if around else 'replaced by'} {type(new).__name__} since attach, which "
-            "would run without its step size; call timestepper.detach(net) first and attach afterwards, or change "
-            "timestepper.fold(net)"
+            f"{link.path} was {was} {type(new).__name__} since attach, which {which}; call timestepper.detach(net) "
+            "first and attach afterwards, or change timestepper.fold(net)"
         )
 
 
@@ -394,21 +397,17 @@ def _by_layer(by_site: list[tuple[Entry, ...]]) -> dict[str, list[tuple[Entry, i
 
 
 def _readers(sites: list[Site], places: list[_Place]) -> dict[str, tuple[str, ...]]:
-    """Modules that read the weights of their stepped children, with the names of these."""
+    """Modules that read the weights of stepped layers inside them, with the names of these."""
     paths = dict.fromkeys(path for site in sites for path in site.readers)
     return {
-        path: tuple(place.path.removeprefix(f"{path}.").lstrip(".") for place in places if _inside(place.path, path))
+        path: tuple(p.path.removeprefix(f"{path}.") for p in places if not path or p.path.startswith(f"{path}."))
         for path in paths
     }
 
 
-def _inside(path: str, around: str) -> bool:
-    return path.startswith(f"{around}.") or not around
-
-
 def find(module: nn.Module) -> Steps | None:
     """The steps of a network, None of one that has none."""
-    return module.__dict__.get(_STEPS)
+    return module.__dict__.get(STEPS)
 
 
 def _trained(layer: nn.Module, entry: Entry) -> Tensor:

@@ -1,8 +1,13 @@
 """A few real training steps, so that contracts are tested on networks that have moved."""
 
+import functools
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+import timestepper
+from timestepper.models import CifarResNet
 
 
 def batch(size: int = 4, pixels: int = 32, classes: int = 5, seed: int = 0):
@@ -31,3 +36,51 @@ def train(net: nn.Module, steps: int = 3, lr: float = 0.1, **shape) -> nn.Module
             optimiser.step()
         net.zero_grad()
     return net
+
+
+def plain(kind: type[CifarResNet] = CifarResNet) -> CifarResNet:
+    """Three blocks, fresh."""
+    torch.manual_seed(0)
+    return kind(8, num_classes=5, width=8)
+
+
+def small(kind: type[CifarResNet] = CifarResNet) -> CifarResNet:
+    """The same, attached and trained for a few steps."""
+    net = timestepper.attach(plain(kind))
+    net.load_state_dict(_trained())
+    return net
+
+
+def tiny(kind: str = "lstm") -> nn.Sequential:
+    """One block and a head, attached: what the slowest compilers can do in seconds."""
+    body = plain()
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+    return timestepper.attach(nn.Sequential(body.conv1, body.layer1, head), kind)
+
+
+@functools.cache
+def _trained() -> dict[str, Tensor]:
+    return train(timestepper.attach(plain())).state_dict()
+
+
+def gradients(net: nn.Module, images: Tensor | None = None, labels: Tensor | None = None) -> dict[str, Tensor]:
+    """Of every parameter that is trained, from zero."""
+    net.zero_grad()
+    F.cross_entropy(net(batch()[0] if images is None else images), batch()[1] if labels is None else labels).backward()
+    return {name: parameter.grad.clone() for name, parameter in net.named_parameters() if parameter.requires_grad}
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    """To the last bit, under the same names in the same order."""
+    return list(first) == list(second) and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def bits(net: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in net.state_dict().items()}
+
+
+def fits_its_fold(net: nn.Module) -> bool:
+    """Whether the network's logits are those of its fold, to the last bit."""
+    images, _ = batch()
+    with torch.no_grad():
+        return torch.equal(net.eval()(images), timestepper.fold(net)(images))

@@ -190,7 +190,7 @@ class AroundWithWeight(Around):
 def test_a_layer_around_a_convolution_needs_a_weight():
     model = CifarResNet(8, num_classes=5, width=8)
     model.layer1[0].conv1 = AroundWithWeight(model.layer1[0].conv1)
-    timestepper.attach(model)
+    timestepper.detach(timestepper.attach(model))
     model.layer2[0].conv1 = Around(model.layer2[0].conv1)
     with pytest.raises(
         UnsupportedSiteError, match=r"names layer2\.0\.conv1, .* of class Around; .* give .* a property"

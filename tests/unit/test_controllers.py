@@ -7,6 +7,7 @@ import torch
 
 from timestepper import attach, controllers, detach, equations, load_controllers, save_controllers
 from timestepper.adapters import create_model
+from timestepper.api import find_steps
 from timestepper.controllers import KINDS, ControllerSpec, StageShape, parse
 from timestepper.controllers.independent import Independent
 from timestepper.errors import StepSizeError, UnknownNameError
@@ -74,8 +75,9 @@ class Repeated(Independent):
 def test_a_kind_of_one_s_own_comes_back_with_its_options(options, monkeypatch, tmp_path):
     monkeypatch.setitem(KINDS, "my-own", Repeated)
     net = attach(create_model("cifar/resnet8"), ControllerSpec("my-own", options))
-    back = load_controllers(detach(net), save_controllers(net, tmp_path / "steps.safetensors"))
-    assert back.stepping.controller == net.stepping.controller
+    path, spec = save_controllers(net, tmp_path / "steps.safetensors"), find_steps(net).stepping.controller
+    back = load_controllers(detach(net), path)
+    assert find_steps(back).stepping.controller == spec
     assert all(len(controller.slopes) == 2 for controller in back.controllers.values())
 
 
@@ -153,8 +155,8 @@ def test_two_fc_equals_its_sites_one_by_one():
 
 
 def test_the_reduction_is_the_stages_own_unless_given():
-    model = create_model("cifar/resnet8")
-    widths = [[c.shape.hidden for c in attach(model, reduction=r).controllers.values()] for r in (None, 2, 5)]
+    nets = [attach(create_model("cifar/resnet8"), reduction=reduction) for reduction in (None, 2, 5)]
+    widths = [[controller.shape.hidden for controller in net.controllers.values()] for net in nets]
     assert widths == [[4, 8, 16], [8, 16, 32], [3, 6, 12]]
 
 

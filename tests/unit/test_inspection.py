@@ -39,9 +39,9 @@ def test_counts(name):
 
 
 def test_counts_of_the_other_controllers_and_strides():
-    model = create_model("timm/resnet50")
-    assert round(timestepper.summary(timestepper.attach(model, "two_fc")).parameters_train / 1e6, 2) == 31.23
-    found = timestepper.summary(timestepper.attach(model, "independent"))
+    net = timestepper.attach(create_model("timm/resnet50"), "two_fc")
+    assert round(timestepper.summary(net).parameters_train / 1e6, 2) == 31.23
+    found = timestepper.summary(timestepper.attach(timestepper.detach(net), "independent"))
     assert round(found.parameters_train / 1e6, 2) == 25.57
     assert found.gflops_controller == 0
     assert round(found.gflops, 2) == 4.09  # timm strides in the 3x3
@@ -89,15 +89,16 @@ class Log:
 
 
 def test_the_users_hooks_are_left_alone():
-    model = create_model("cifar/resnet8")
-    expected = timestepper.summary(timestepper.attach(model), (3, 32, 32)).gflops
-    log = Log(model)
-    net = timestepper.attach(model)
+    net = timestepper.attach(create_model("cifar/resnet8"))
+    expected = timestepper.summary(net, (3, 32, 32)).gflops
+    model = timestepper.detach(net)
+    log, called = Log(model), len(list(model.modules()))
+    timestepper.attach(model)
     assert timestepper.summary(net, (3, 32, 32)).gflops == expected
     assert log.means == []
     with torch.no_grad():
         net(torch.randn(1, 3, 32, 32))
-    assert len(log.means) == 2 * len(list(model.modules()))
+    assert len(log.means) == 2 * called
 
 
 class OneOfTwoWays(CifarResNet):
@@ -118,7 +119,7 @@ class OneOfTwoWays(CifarResNet):
 )
 def test_a_network_that_does_not_take_the_image_is_named_with_its_size(model, input_size, reason):
     net = timestepper.attach(model())
-    name = type(timestepper.detach(net)).__name__
+    name = type(net).__name__
     said = (
         f"multiply-adds of {name} cannot be counted on one image of input_size {re.escape(str(input_size))}: {reason}"
     )
@@ -147,13 +148,13 @@ def test_evolution_time_is_the_sum_over_depth():
 
 
 def test_the_influence_of_the_weights_is_measured():
-    model = create_model("cifar/resnet20")
-    blind = timestepper.attach(model)
-    for controller in blind.controllers.values():
+    net = timestepper.attach(create_model("cifar/resnet20"))
+    assert min(timestepper.descriptor_influence(net).values()) > 0
+    for controller in net.controllers.values():
         torch.nn.init.zeros_(controller.input_weight)
-    assert timestepper.descriptor_influence(blind) == {"layer1": 0.0, "layer2": 0.0, "layer3": 0.0}
-    assert min(timestepper.descriptor_influence(timestepper.attach(model)).values()) > 0
-    assert set(timestepper.descriptor_influence(timestepper.attach(model, "independent")).values()) == {0.0}
+    blind = timestepper.attach(create_model("cifar/resnet20"), "independent")
+    for reads_nothing in (net, blind):
+        assert timestepper.descriptor_influence(reads_nothing) == {"layer1": 0.0, "layer2": 0.0, "layer3": 0.0}
 
 
 def test_the_influence_is_the_same_under_autocast():
@@ -184,11 +185,12 @@ def test_an_influence_that_only_lowers_step_sizes_is_one():
 
 
 def test_a_visible_descriptor_is_seen():
-    torch.manual_seed(2)
-    model = create_model("cifar/resnet20")
-    seen, hardly = (
-        timestepper.descriptor_influence(timestepper.attach(model, descriptor=d)) for d in ("visible", "mean")
-    )
+    found = []
+    for descriptor in ("visible", "mean"):
+        torch.manual_seed(2)
+        net = timestepper.attach(create_model("cifar/resnet20"), descriptor=descriptor)
+        found.append(timestepper.descriptor_influence(net))
+    seen, hardly = found
     assert all(seen[stage] > 5 * hardly[stage] for stage in seen)
 
 

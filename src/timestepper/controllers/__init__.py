@@ -76,6 +76,10 @@ class ControllerSpec:
     kind: str
     options: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def reads_weights(self) -> bool:
+        return KINDS[self.kind].reads_weights
+
     def build(self, shape: StageShape) -> Controller:
         return KINDS[self.kind](shape, **self.options)
 

@@ -1,5 +1,6 @@
 """Launches the kernels: table, grid and block sizes for each."""
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ import triton
 from torch import Tensor
 
 from timestepper.fused import kernels
-from timestepper.fused.layout import GATES_X, INPUT, MATRICES, OUTPUT, TILE, Layout, power_of_two, scale_rows, to_device
+from timestepper.fused.layout import GATES_X, INPUT, MATRICES, OUTPUT, TILE, Layout, power_of_two, scale_rows, table
 
 NARROW = 64  # the widest stage whose four recurrent matrices fit the registers of one block
 UNITS = 8  # of one block in a wide stage
@@ -17,8 +18,36 @@ FORWARD_WARPS = {16: 8, 32: 16, 64: 16}
 BACKWARD_WARPS = {16: 1, 32: 8, 64: 16}
 _ELEMENTS = 4096  # of a matrix in one block: what a few warps can have on its way at a time
 
+_compiled: dict[tuple, Any] = {}
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4) -> None:
+    """Through the compiled kernel itself, once there is one: Triton's own way there costs the host several times more.
+
+    It was compiled for tensors at addresses that are multiples of 16, as the allocator gives them, and for these
+    numbers.
+    """
+    tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+    numbers = [argument for argument in arguments if not isinstance(argument, Tensor)]
+    key = (kernel.__name__, tensors[0].device, num_warps, *numbers)
+    ready = _compiled.get(key)
+    if ready is None or any(tensor.data_ptr() % 16 for tensor in tensors):
+        _compiled[key] = kernel[grid](*arguments, num_warps=num_warps)  # None from Triton's interpreter
+    else:
+        ready[(*grid, 1, 1)](*arguments)
+
 
 def describe(weights: list[Tensor]) -> Tensor:
+    looks = (Tensor.data_ptr, Tensor.size, Tensor.stride)
+    key = ("describe", weights[0].device, *(tuple(map(look, weights)) for look in looks))
+    where, (size, grid, block, inputs) = table(key, lambda: _describe_rows(weights), weights[0].device)
+    out = weights[0].new_empty(size)
+    _launch(kernels.describe, grid, where, out, block, inputs)
+    return out
+
+
+def _describe_rows(weights: list[Tensor]) -> tuple[list, tuple]:
+    """The table; then the length of all descriptors, the grid, and the size of a block."""
     rows, offset = [], 0
     for weight in weights:
         results = weight.numel() // weight.shape[1]
@@ -27,73 +56,76 @@ def describe(weights: list[Tensor]) -> Tensor:
         strides = (weight.stride(0), weight.stride(1), tap_stride)
         rows.append((weight.data_ptr(), offset, results, taps, weight.shape[1], *strides))
         offset += results
-    out = weights[0].new_empty(offset)
     inputs = power_of_two(max(row[4] for row in rows), 64, 256)
     block = _ELEMENTS // inputs
-    grid = (len(rows), triton.cdiv(max(row[2] for row in rows), block))
-    kernels.describe[grid](to_device(tuple(rows), out.device), out, block, inputs)
-    return out
+    return rows, (offset, (len(rows), triton.cdiv(max(row[2] for row in rows), block)), block, inputs)
 
 
-def forward(described: Tensor, parameters: list[Tensor], layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
-    """Step sizes, the state that backward needs, and the table on the device."""
-    rows = layout.rows([parameter.data_ptr() for parameter in parameters])
-    table = to_device(tuple(map(tuple, rows)), described.device)
+def _lstm_table(parameters: list[Tensor], layout: Layout) -> Tensor:
+    addresses = [parameter.data_ptr() for parameter in parameters]
+    device = parameters[0].device
+    return table(("lstm", device, layout.shapes, *addresses), lambda: (layout.rows(addresses), ()), device)[0]
+
+
+def forward(described: Tensor, parameters: list[Tensor], layout: Layout) -> tuple[Tensor, Tensor]:
+    """Step sizes, and the state that backward needs."""
+    where = _lstm_table(parameters, layout)
     state = described.new_empty(layout.state[-1])
     steps = described.new_empty(layout.steps[-1])
-    _affine(table, described, state, layout, INPUT, "relu")
-    _affine(table, state, state, layout, GATES_X, "none")
-    _recurrence(layout, kernels.lstm, kernels.lstm_site, FORWARD_WARPS, table, state)
-    _affine(table, state, steps, layout, OUTPUT, "sigmoid")
-    return steps, state, table
+    _affine(where, described, state, layout, INPUT, "relu")
+    _affine(where, state, state, layout, GATES_X, "none")
+    _recurrence(layout, kernels.lstm, kernels.lstm_site, FORWARD_WARPS, where, state)
+    _affine(where, state, steps, layout, OUTPUT, "sigmoid")
+    return steps, state
 
 
 def backward(
-    gradient: Tensor, steps: Tensor, described: Tensor, state: Tensor, table: Tensor, layout: Layout
+    gradient: Tensor, steps: Tensor, described: Tensor, state: Tensor, parameters: list[Tensor], layout: Layout
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the parameters, flat in their order, and of the descriptors."""
+    where = _lstm_table(parameters, layout)
     output_gradient = torch.ops.aten.sigmoid_backward(gradient, steps)
     state_gradient = torch.empty_like(state)
     described_gradient = torch.empty_like(described)
     parameter_gradient = state.new_empty(layout.parameters[-1])
-    _affine_backward(table, output_gradient, state_gradient, state, layout, OUTPUT, False)
-    _recurrence(layout, kernels.lstm_backward, kernels.lstm_site_backward, BACKWARD_WARPS, table, state, state_gradient)
-    _affine_backward(table, state_gradient, state_gradient, state, layout, GATES_X, True)
-    _affine_backward(table, state_gradient, described_gradient, described, layout, INPUT, False)
+    _affine_backward(where, output_gradient, state_gradient, state, layout, OUTPUT, False)
+    _recurrence(layout, kernels.lstm_backward, kernels.lstm_site_backward, BACKWARD_WARPS, where, state, state_gradient)
+    _affine_backward(where, state_gradient, state_gradient, state, layout, GATES_X, True)
+    _affine_backward(where, state_gradient, described_gradient, described, layout, INPUT, False)
     matrices = MATRICES * len(layout.shapes)
-    kernels.weight_gradients[(layout.tiles[-1],)](
-        table,
-        matrices,
-        described,
-        state,
-        state_gradient,
-        output_gradient,
-        parameter_gradient,
-        BLOCK_M=power_of_two(matrices, 4),
-        BLOCK_T=16,
-        BLOCK_N=TILE[0],
-        BLOCK_K=TILE[1],
-    )
+    operands = (described, state, state_gradient, output_gradient, parameter_gradient)
+    blocks = (power_of_two(matrices, 4), 16, *TILE)
+    _launch(kernels.weight_gradients, (layout.tiles[-1],), where, matrices, *operands, *blocks)
     return parameter_gradient, described_gradient
 
 
-def _affine(table: Tensor, source: Tensor, target: Tensor, layout: Layout, matrix: int, activation: str) -> None:
+def _affine(where: Tensor, source: Tensor, target: Tensor, layout: Layout, matrix: int, activation: str) -> None:
+    grid, rows, columns = _affine_grid(layout, matrix)
+    blocks = (matrix, activation, rows, columns)
+    _launch(kernels.affine, grid, where, source, target, *blocks, num_warps=_warps(rows * columns))
+
+
+@lru_cache(maxsize=256)
+def _affine_grid(layout: Layout, matrix: int) -> tuple[tuple[int, int, int], int, int]:
     n, k = layout.extent(matrix)
     rows, columns = 8, power_of_two(k, 16, _ELEMENTS // 8)
-    grid = (len(layout.shapes), layout.depth, triton.cdiv(n, rows))
-    kernels.affine[grid](table, source, target, matrix, activation, rows, columns, num_warps=_warps(rows * columns))
+    return (len(layout.shapes), layout.depth, triton.cdiv(n, rows)), rows, columns
 
 
 def _affine_backward(
-    table: Tensor, gradient: Tensor, out: Tensor, source: Tensor, layout: Layout, matrix: int, relu: bool
+    where: Tensor, gradient: Tensor, out: Tensor, source: Tensor, layout: Layout, matrix: int, relu: bool
 ) -> None:
+    grid, rows, columns = _affine_backward_grid(layout, matrix)
+    blocks = (matrix, relu, rows, columns)
+    _launch(kernels.affine_backward, grid, where, gradient, out, source, *blocks, num_warps=_warps(rows * columns))
+
+
+@lru_cache(maxsize=256)
+def _affine_backward_grid(layout: Layout, matrix: int) -> tuple[tuple[int, int, int], int, int]:
     n, k = layout.extent(matrix)
     rows = power_of_two(n, 16, _ELEMENTS // 16)  # the sum runs over the rows: few rounds of many
     columns = power_of_two(min(k, _ELEMENTS // rows), 16, 64)
-    grid = (len(layout.shapes), layout.depth, triton.cdiv(k, columns))
-    kernels.affine_backward[grid](
-        table, gradient, out, source, matrix, relu, rows, columns, num_warps=_warps(rows * columns)
-    )
+    return (len(layout.shapes), layout.depth, triton.cdiv(k, columns)), rows, columns
 
 
 def _recurrence(layout: Layout, whole: Any, single: Any, warps: dict[int, int], *tensors: Tensor) -> None:
@@ -101,38 +133,43 @@ def _recurrence(layout: Layout, whole: Any, single: Any, warps: dict[int, int], 
     hidden = power_of_two(max(h for _, _, _, h in layout.shapes), 16)
     stages = len(layout.shapes)
     if hidden <= NARROW:
-        whole[(stages,)](*tensors, hidden, num_warps=warps[hidden])
+        _launch(whole, (stages,), *tensors, hidden, num_warps=warps[hidden])
         return
     grid = (stages, triton.cdiv(hidden, UNITS))
     for site in range(layout.depth):
-        single[grid](*tensors, site, UNITS, hidden, num_warps=8)
+        _launch(single, grid, *tensors, site, UNITS, hidden, num_warps=8)
 
 
-def scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
-    """The products and the table on the device."""
-    sizes = [parameter.numel() for parameter in parameters]
-    rows = scale_rows([parameter.data_ptr() for parameter in parameters], sizes, places)
-    table = to_device(tuple(rows), steps.device)
-    out = steps.new_empty(sum(sizes))
-    grid, block = _channels(sizes, places)
-    kernels.scale[grid](table, steps, out, block)
-    return out, table
+def scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> Tensor:
+    """The products, one after the other."""
+    where, (size, grid, block) = _scale_table(parameters, places)
+    out = steps.new_empty(size)
+    _launch(kernels.scale, grid, where, steps, out, block)
+    return out
 
 
 def scale_backward(
-    gradient: Tensor, parameters: list[Tensor], steps: Tensor, table: Tensor, places: list[int]
+    gradient: Tensor, parameters: list[Tensor], steps: Tensor, places: list[int]
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the parameters, flat in their order, and of the step sizes."""
+    where, (_, grid, block) = _scale_table(parameters, places)
     parameter_gradients, step_gradients = torch.empty_like(gradient), torch.empty_like(steps)
-    grid, block = _channels([parameter.numel() for parameter in parameters], places)
-    kernels.scale_backward[grid](table, steps, gradient, parameter_gradients, step_gradients, block)
+    _launch(kernels.scale_backward, grid, where, steps, gradient, parameter_gradients, step_gradients, block)
     return parameter_gradients, step_gradients
 
 
-def _channels(sizes: list[int], places: list[int]) -> tuple[tuple[int, int], int]:
-    """A grid of sites and blocks of channels, and the size of a block."""
-    block = power_of_two(max(sizes), 16, 128)
-    return (len(set(places)), triton.cdiv(max(sizes), block)), block
+def _scale_table(parameters: list[Tensor], places: list[int]) -> tuple[Tensor, tuple]:
+    """With it the length of all products, a grid of sites and blocks of channels, and the size of a block."""
+    addresses = list(map(Tensor.data_ptr, parameters))
+    sizes = list(map(Tensor.numel, parameters))
+    device = parameters[0].device
+
+    def build() -> tuple[list, tuple]:
+        block = power_of_two(max(sizes), 16, 128)
+        rows = scale_rows(addresses, sizes, places)
+        return [*rows], (sum(sizes), (len(set(places)), triton.cdiv(max(sizes), block)), block)
+
+    return table(("scale", device, *addresses, *sizes, *places), build, device)
 
 
 def _warps(elements: int) -> int:

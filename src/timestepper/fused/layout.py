@@ -9,7 +9,9 @@ addresses of the parameters, which do not move, and offsets into the flat buffer
     gradient    per stage the seven parameters in the order of their definition
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -127,24 +129,42 @@ def scale_rows(addresses: list[int], sizes: list[int], places: list[int]) -> lis
 
 # -- tables on the device ----------------------------------------------------------------------------------------------
 
-_captured: set[Tensor] = set()  # host tables that a CUDA graph copies from at every replay: these must live on
+_kept: OrderedDict[tuple, tuple[Tensor, tuple]] = OrderedDict()
+_MOST = 64  # tables that are kept
+_captured: list[Tensor] = []  # which a CUDA graph reads at every replay: these must live on
 
 
-def to_device(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
-    """A table on the device, copied without waiting; safe inside a CUDA graph, where the copy becomes part of it.
+def table(key: tuple, build: Callable[[], tuple[Sequence, tuple]], device: torch.device) -> tuple[Tensor, tuple]:
+    """A table on the device, made once for tensors that stay where they are, and what else follows from them.
 
-    The device copy is made anew at every call. A copy kept between calls would lie in the memory pool of whichever
-    CUDA graph happened to be warming up.
+    ``build`` gives its rows and the rest. The key holds addresses, shapes and strides: for another tensor in the same
+    place the same table is right.
     """
-    host = _host_table(rows, device.type == "cuda")
-    if device.type != "cuda":
-        return host.clone()
-    if torch.cuda.is_current_stream_capturing():
-        _captured.add(host)
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    found = _kept.get(key)
+    if found is None:
+        rows, rest = build()
+        if capturing:
+            return _copied(rows, device), rest
+        found = _kept[key] = _made_aside(rows, device), rest
+        while len(_kept) > _MOST:
+            _kept.popitem(last=False)
+    if capturing:
+        _captured.append(found[0])
+    return found
+
+
+def _made_aside(rows: Sequence, device: torch.device) -> Tensor:
+    """By a thread of its own, which waits until it is there: any stream may read it.
+
+    The memory that the calling thread is given may be that of a CUDA graph that is warming up, and be gone with it.
+    """
+    with ThreadPoolExecutor(1) as aside:
+        return aside.submit(lambda: torch.tensor(rows, dtype=torch.int64).to(device)).result()
+
+
+def _copied(rows: Sequence, device: torch.device) -> Tensor:
+    """As part of the graph that is being recorded, from memory that lives on."""
+    host = torch.tensor(rows, dtype=torch.int64).pin_memory()
+    _captured.append(host)
     return host.to(device, non_blocking=True)
-
-
-@lru_cache(maxsize=64)
-def _host_table(rows: tuple[tuple[int, ...], ...], pinned: bool) -> Tensor:
-    table = torch.tensor(rows, dtype=torch.int64)
-    return table.pin_memory() if pinned else table

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from timestepper.adapters import find_stages
-from timestepper.api import Attached, detach
+from timestepper.api import detach, is_attached
 from timestepper.engine.runtime import Runtime
 from timestepper.errors import RecipeError
 from timestepper.experiment import build
@@ -33,7 +33,7 @@ def test_every_shipped_recipe_is_built(name):
     assert sum(len(group["params"]) for group in optimiser.param_groups) == len(list(model.parameters()))
     assert build.schedule(recipe, 10).rate(0) == recipe.optimiser.lr
     assert build.plan(recipe).seed == recipe.run.seed
-    assert isinstance(model, Attached) is (recipe.controller.kind != "none")
+    assert is_attached(model) is (recipe.controller.kind != "none")
     assert build.identity(recipe, images)["controller"] == recipe.controller.kind
 
 

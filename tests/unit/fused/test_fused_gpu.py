@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import timestepper
-from timestepper.api import Attached
+from timestepper.api import find_steps
 from timestepper.bench import agreement
 from timestepper.models import CifarResNet
 
@@ -46,7 +46,7 @@ def _smooth(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
-def attached() -> Attached:
+def attached() -> torch.nn.Module:
     torch.manual_seed(0)
     net = timestepper.attach(CifarResNet(14)).to(DEVICE)
     for parameter in net.controllers.parameters():
@@ -60,7 +60,7 @@ def test_networks_agree_and_fold_exactly():
     found = {}
     for path in (None, False):
         net = attached()
-        net.fused = path
+        net.controllers.fused = path
         logits = net(images)
         logits.square().sum().backward()
         found[path] = [logits.detach(), *(parameter.grad for parameter in net.parameters())]
@@ -79,7 +79,7 @@ def test_graph_follows_the_weights_and_survives_other_networks():
             timestepper.step_sizes(net)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            recorded = net._by_stage(net._steps())
+            recorded = find_steps(net).step_sizes().values()
         for _ in range(100):
             timestepper.step_sizes(attached())
         for parameter in net.parameters():

@@ -6,8 +6,10 @@ from interpreter import run_interpreted
 
 from timestepper import equations
 from timestepper.bench import agreement
-from timestepper.fused import ops, reference
-from timestepper.fused.layout import MATRICES, TILE, layout, scale_rows, to_device
+from timestepper.errors import StepSizeError
+from timestepper.fused import eager, ops, reference
+from timestepper.fused import layout as layout_module
+from timestepper.fused.layout import MATRICES, TILE, layout, scale_rows, table
 
 SHAPES = ((3, 12, 6, 2), (4, 10, 5, 3), (1, 7, 4, 1))
 NUMBERS = list(agreement.numbers(SHAPES))
@@ -20,7 +22,7 @@ def controllers():
 
 def test_forward_is_that_of_the_equations():
     described, parameters, _ = controllers()
-    steps, _, _ = ops.lstm_steps(described, parameters, NUMBERS)
+    steps, _ = ops.lstm_steps(described, parameters, NUMBERS)
     place = 0
     for stage, (length, width, _, _) in enumerate(SHAPES):
         w_in, b_in, w_x, w_h, b, w_out, b_out = parameters[7 * stage : 7 * stage + 7]
@@ -57,18 +59,18 @@ def scaled():
 def test_scaled_parameters_are_products():
     (weight, bias, other), steps, places = scaled()
     expected = torch.cat([weight * steps[4:], bias * steps[4:], other * steps[:4]])
-    assert torch.equal(ops.scale([weight, bias, other], steps, places)[0], expected)
+    assert torch.equal(ops.scale([weight, bias, other], steps, places), expected)
 
 
 def test_scale_backward_is_the_derivative():
     parameters, steps, places = scaled()
-    assert torch.autograd.gradcheck(lambda dt, *p: ops.scale(list(p), dt, places)[0], (steps, *parameters))
+    assert torch.autograd.gradcheck(lambda dt, *p: ops.scale(list(p), dt, places), (steps, *parameters))
 
 
 def test_scale_gives_frozen_parts_no_gradient():
     parameters, steps, places = scaled()
     parameters[1].requires_grad_(False)
-    ops.scale(parameters, steps.detach(), places)[0].sum().backward()
+    ops.scale(parameters, steps.detach(), places).sum().backward()
     assert parameters[1].grad is None
     assert torch.equal(parameters[0].grad, steps.detach()[4:])
 
@@ -90,9 +92,33 @@ def test_operators_keep_pytorchs_contract():
     torch.library.opcheck(ops.scale, scaled())
 
 
+def test_eager_functions_are_the_operators():
+    """Values, and every gradient by finite differences."""
+    described, parameters, _ = controllers()
+    assert torch.equal(
+        eager.lstm_steps(described, parameters, NUMBERS), ops.lstm_steps(described, parameters, NUMBERS)[0]
+    )
+    assert torch.autograd.gradcheck(lambda d, *p: eager.lstm_steps(d, [*p], NUMBERS), (described, *parameters))
+    weights = [
+        torch.randn(*size, dtype=torch.float64, requires_grad=True) for size in ((4, 3, 3, 3), (5, 2), (3, 4, 5))
+    ]
+    assert torch.equal(eager.describe(weights), ops.describe(weights))
+    assert torch.autograd.gradcheck(lambda *w: eager.describe([*w]), weights)
+    entered, steps, places = scaled()
+    assert torch.equal(torch.cat(eager.scale(entered, steps, places)), ops.scale(entered, steps, places))
+    assert torch.autograd.gradcheck(lambda dt, *p: eager.scale([*p], dt, places), (steps, *entered))
+
+
+def test_eager_gradient_of_gradient_is_refused():
+    described, parameters, _ = controllers()
+    total = eager.lstm_steps(described, parameters, NUMBERS).sum()
+    with pytest.raises(StepSizeError, match=r"no gradients of gradients .*; set net\.controllers\.fused = False"):
+        torch.autograd.grad(total, parameters[0], create_graph=True)
+
+
 def test_gradient_of_gradient_is_refused():
     described, parameters, _ = controllers()
-    steps, _, _ = ops.lstm_steps(described, parameters, NUMBERS)
+    steps, _ = ops.lstm_steps(described, parameters, NUMBERS)
     (gradient,) = torch.autograd.grad(steps.sum(), parameters[0], create_graph=True)
     with pytest.raises(RuntimeError, match="lstm_steps_backward"):
         gradient.sum().backward()
@@ -102,7 +128,7 @@ def test_frozen_parts_get_no_gradient():
     described, parameters, gradient = controllers()
     described.requires_grad_(False)
     parameters[0].requires_grad_(False)
-    steps, state, _ = ops.lstm_steps(described, parameters, NUMBERS)
+    steps, state = ops.lstm_steps(described, parameters, NUMBERS)
     steps.backward(gradient)
     assert described.grad is None
     assert parameters[0].grad is None
@@ -135,16 +161,27 @@ def test_every_tile_of_the_gradients_belongs_to_one_matrix():
     assert where.tiles[-1] == sum(tiles)
 
 
-def test_table_is_a_fresh_copy():
-    rows = ((1, 2), (3, 4))
-    first = to_device(rows, torch.device("cpu"))
-    first.zero_()
-    assert to_device(rows, torch.device("cpu")).tolist() == [[1, 2], [3, 4]]
+def test_a_table_is_made_once_for_what_it_stands_for():
+    device, built = torch.device("cpu"), []
+
+    def build():
+        built.append(1)
+        return ((1, 2), (3, 4)), ("rest",)
+
+    key = ("test", object())
+    for _ in range(3):
+        found, rest = table(key, build, device)
+    assert (found.tolist(), rest, len(built)) == ([[1, 2], [3, 4]], ("rest",), 1)
+    for other in range(layout_module._MOST):  # and not kept for ever
+        table(("test", object(), other), build, device)
+    assert key not in layout_module._kept
 
 
 INTERPRETED = """
 import torch
 from timestepper.bench import agreement
+from timestepper.errors import StepSizeError
+from timestepper.errors import StepSizeError
 from timestepper.fused import ops
 assert ops.INTERPRETED
 torch.use_deterministic_algorithms(True)  # fills new memory with NaN, so an element that is not written shows
@@ -166,7 +203,7 @@ for case, errors in found.items():
     for name, error in errors.items():
         assert error < 5e-6, (case, name, error)
 parameter, steps = torch.rand(300, requires_grad=True), torch.rand(300)
-ops.scale([parameter], steps, [0])[0].sum().backward()  # by a gradient of ones that has one number in memory
+ops.scale([parameter], steps, [0]).sum().backward()  # by a gradient of ones that has one number in memory
 assert torch.equal(parameter.grad, steps)
 """
 

@@ -84,10 +84,9 @@ def test_power_iterated_growth_comes_close_to_the_bound_of_positive_blocks():
 
 def test_the_bound_is_equation_7_with_the_step_sizes_in_the_norms():
     torch.manual_seed(0)
-    model = moved(FAMILIES["cifar resnet20"]())
+    net = timestepper.attach(moved(FAMILIES["cifar resnet20"]()), "fixed(0.3)")
     inputs = torch.randn(1, 3, 16, 16)
-    without = proposition_1(open_chain(timestepper.attach(model, "fixed(0.3)"), inputs, steps=False))
-    with_steps = proposition_1(open_chain(timestepper.attach(model, "fixed(0.3)"), inputs))
+    without, with_steps = (proposition_1(open_chain(net, inputs, steps=steps)) for steps in (False, True))
     norms = torch.tensor([block.branch for block in without.blocks])
     assert all(block.shortcut == 1 for block in without.blocks)
     expected = log_perturbation_bound(norms, torch.full_like(norms, 0.3))

@@ -199,7 +199,8 @@ def test_a_contracting_branch_is_stable_and_a_smaller_step_moves_towards_one():
         block.bn2.weight.data.fill_(-0.6)  # F(y) = -0.6 y + constant
     inputs = torch.randn(1, 1, 8, 8, dtype=torch.float64)
     whole, tenth = (
-        euler_condition(open_chain(timestepper.attach(net, f"fixed({step})"), inputs))[0] for step in (1.0, 0.1)
+        euler_condition(open_chain(timestepper.attach(copy.deepcopy(net), f"fixed({step})"), inputs))[0]
+        for step in (1.0, 0.1)
     )
     assert whole.stable
     assert whole.radius == pytest.approx(0.4, rel=1e-3)
@@ -270,7 +271,7 @@ def test_the_residual_share_is_the_second_term_of_equation_8():
 def test_small_steps_make_the_blocks_idle(plain, digits):
     images, labels = digits.test[0][:16], digits.test[1][:16]
     shares = {
-        step: gradient_shares(open_chain(timestepper.attach(plain, f"fixed({step})"), images), labels)
+        step: gradient_shares(open_chain(timestepper.attach(copy.deepcopy(plain), f"fixed({step})"), images), labels)
         for step in (1.0, 0.1, 0.001)
     }
     means = {step: sum(share.branch for share in each) / len(each) for step, each in shares.items()}

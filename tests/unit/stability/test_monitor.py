@@ -55,15 +55,19 @@ def test_a_few_warm_rounds_follow_the_weights_in_training(digits):
 def test_looking_changes_nothing(stepped):
     stepped.train()
     before = copy.deepcopy(stepped.state_dict())
-    state = torch.random.get_rng_state()
+    state, hooks = torch.random.get_rng_state(), hooks_of(stepped)
     monitor = Monitor((1, 8, 8))
     monitor.observe(stepped)
     monitor.observe(stepped)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert stepped.training
     assert all(torch.equal(value, before[name]) for name, value in stepped.state_dict().items())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in stepped.modules())
+    assert hooks_of(stepped) == hooks
     stepped.eval()
+
+
+def hooks_of(net):
+    return [(list(module._forward_pre_hooks), list(module._forward_hooks)) for module in net.modules()]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,137 @@
+"""What does one line in a training loop cost? Step time of attached over plain in an ordinary loop, and inference.
+
+    python benchmarks/user_loop.py timm/resnet18:256:128 timm/resnet50:128:224 cifar/resnet56:128:32
+
+A case is MODEL:BATCH:PIXELS. The loop is what people write: bf16 autocast, cross entropy, SGD with momentum, no engine
+of ours, eager or with torch.compile(net). All variants are timed in turn, so ratios are of one run. `fixed(0.5)` is the
+bare mechanism. `--profile` lists where the host's time goes in a step of each variant.
+"""
+
+import argparse
+import copy
+import cProfile
+import json
+import pathlib
+import pstats
+import sys
+from collections.abc import Callable
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import timestepper  # noqa: E402
+from timestepper.adapters import create_model  # noqa: E402
+from timestepper.bench.environment import environment  # noqa: E402
+from timestepper.bench.timing import Timing, interleaved  # noqa: E402
+
+MODES = ("eager", "compile")
+
+
+def network(model: str, variant: str, device: torch.device) -> nn.Module:
+    """``again`` is plain a second time: the noise between two networks."""
+    torch.manual_seed(0)
+    net = create_model(model, num_classes=10 if model.startswith("cifar/") else 1000)
+    return (net if variant in ("plain", "again") else timestepper.attach(net, variant)).to(device)
+
+
+def training_step(net: nn.Module, batch: int, pixels: int, device: torch.device, compiled: bool) -> Callable[[], None]:
+    optimiser = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9, weight_decay=1e-4)
+    images = torch.randn(batch, 3, pixels, pixels, device=device)
+    labels = torch.randint(10, (batch,), device=device)
+    call = torch.compile(net) if compiled else net
+
+    def step() -> None:
+        optimiser.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = F.cross_entropy(call(images), labels)
+        loss.backward()
+        optimiser.step()
+
+    return step
+
+
+def inference(model: str, batch: int, pixels: int, device: torch.device) -> dict[str, Callable[[], None]]:
+    """Plain, attached as it is, attached with its steps frozen, folded."""
+    attached = network(model, "lstm", device).eval()
+    folded, frozen = timestepper.fold(attached), copy.deepcopy(attached)
+    images = torch.randn(batch, 3, pixels, pixels, device=device)
+    holding = timestepper.frozen_steps(frozen)
+    holding.__enter__()
+    nets = {"plain": network(model, "plain", device).eval(), "attached": attached, "frozen": frozen, "folded": folded}
+
+    def forward(net: nn.Module) -> Callable[[], None]:
+        def call(held: object = holding) -> None:
+            with torch.no_grad(), torch.autocast(device.type, torch.bfloat16):
+                net(images)
+
+        return call
+
+    return {name: forward(net) for name, net in nets.items()}
+
+
+def show(title: str, timings: dict[str, Timing]) -> dict:
+    print(title)
+    for name, t in timings.items():
+        print(f"  {name:12s} {t.ms.median:9.3f} ms, ratio {t.ratio.median:.4f} [{t.ratio.low:.4f}, {t.ratio.high:.4f}]")
+    return {
+        name: {"ms": t.ms.median, "ratio": t.ratio.median, "quartiles": [t.ratio.low, t.ratio.high]}
+        for name, t in timings.items()
+    }
+
+
+def profile(name: str, step: Callable[[], None], device: torch.device, steps: int = 20) -> None:
+    """The host's part alone: nothing waits for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    watched = cProfile.Profile()
+    watched.enable()
+    for _ in range(steps):
+        step()
+    watched.disable()
+    print(f"host, {name}, {steps} steps")
+    pstats.Stats(watched).sort_stats("cumulative").print_stats("timestepper|run_backward|optim", 28)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", default=["cifar/resnet56:128:32"], help="MODEL:BATCH:PIXELS")
+    parser.add_argument("--modes", nargs="*", choices=MODES, default=["eager"], help="how the network is called")
+    parser.add_argument("--variants", nargs="*", default=["plain", "again", "fixed(0.5)", "lstm"], help="plain first")
+    parser.add_argument("--no-inference", action="store_true", help="training steps only")
+    parser.add_argument("--profile", action="store_true", help="also where the host's time goes")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cuda or cpu")
+    parser.add_argument("--seconds", type=float, default=8, help="timing of one case and mode, without building")
+    parser.add_argument("--commit", help="recorded where the source carries no history")
+    parser.add_argument("--json", type=pathlib.Path, help="write all figures here")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    report: dict = {"environment": environment(device, options.commit), "cases": []}
+    for text in options.cases:
+        model, batch, pixels = text.rsplit(":", 2)
+        shape = (int(batch), int(pixels), device)
+        found: dict = {"model": model, "batch": int(batch), "pixels": int(pixels)}
+        for mode in options.modes:
+            torch._dynamo.reset()
+            steps = {v: training_step(network(model, v, device), *shape, mode == "compile") for v in options.variants}
+            for step in steps.values():
+                for _ in range(5):
+                    step()
+            found[mode] = show(f"{text} {mode}", interleaved(steps, device, seconds=options.seconds))
+            if options.profile:
+                for name, step in steps.items():
+                    profile(name, step, device)
+            del steps
+        if not options.no_inference:
+            calls = inference(model, *shape)
+            found["inference"] = show(f"{text} inference", interleaved(calls, device, seconds=options.seconds / 2))
+        report["cases"].append(found)
+        if options.json:
+            options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

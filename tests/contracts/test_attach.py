@@ -1,0 +1,220 @@
+"""Attach in place and detach again: what is refused, by name, and that a network is left as it was."""
+
+import functools
+
+import pytest
+import timm
+import torch
+import torch.distributed as dist
+import torch.nn.utils.prune
+from families import FAMILIES
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+from training import batch, bits, plain, same, small
+
+import timestepper
+from timestepper import reparam
+from timestepper.errors import (
+    AlreadyAttachedError,
+    NoSitesError,
+    NotAttachedError,
+    StepSizeError,
+    UnknownNameError,
+    UnsupportedSiteError,
+    WrappedModelError,
+)
+from timestepper.models import CifarResNet
+
+
+def everything(model: nn.Module) -> list:
+    """What can be seen of a network, its values aside: classes, attributes, children, parameters and hooks."""
+    own = (
+        "_modules",
+        "_parameters",
+        "_buffers",
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_forward_hooks_always_called",
+    )
+    return [
+        (id(module), type(module), list(vars(module)), *(list(getattr(module, name).items()) for name in own))
+        for module in model.modules()
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attach_keeps_the_network_and_detach_leaves_nothing_behind(family):
+    model = FAMILIES[family]()
+    kind, before, found = type(model), bits(model), everything(model)
+    net = timestepper.attach(model)
+    assert net is model
+    assert isinstance(net, kind)
+    assert next(net.children()) is net.controllers
+    assert [key for key in net.state_dict() if not key.startswith("controllers.")] == list(before)
+    net.eval()(batch()[0])
+    assert timestepper.detach(net) is model
+    assert same(bits(model), before)
+    assert everything(model) == found
+    timestepper.attach(model, "two_fc")  # and it can be attached to again
+
+
+def test_attaching_twice_is_refused():
+    net = small()
+    with pytest.raises(AlreadyAttachedError, match=r"has controllers already \(lstm\); call timestepper.detach"):
+        timestepper.attach(net)
+    with pytest.raises(AlreadyAttachedError, match="0 has controllers already"):
+        timestepper.attach(nn.Sequential(net))
+
+
+def test_a_part_with_our_name_is_refused():
+    model = plain()
+    model.controllers = nn.Linear(1, 1)
+    with pytest.raises(AlreadyAttachedError, match="CifarResNet has a part or attribute named 'controllers'; rename"):
+        timestepper.attach(model)
+
+
+def test_attaching_to_a_compiled_network_is_refused():
+    with pytest.raises(WrappedModelError, match="wrapped in OptimizedModule; attach first, then wrap"):
+        timestepper.attach(torch.compile(plain()))
+    model = plain()
+    model.compile()
+    with pytest.raises(WrappedModelError, match="CifarResNet is compiled; attach first, then compile"):
+        timestepper.attach(model)
+
+
+def test_attaching_to_a_wrapped_network_is_refused(unused_port):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{unused_port}", rank=0, world_size=1)
+    try:
+        with pytest.raises(WrappedModelError, match="wrapped in DistributedDataParallel; attach first"):
+            timestepper.attach(DistributedDataParallel(plain()))
+        model = plain()
+        fully_shard(model.layer1[0], mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(WrappedModelError, match=r"layer1\.0 is wrapped in FSDPModule; attach first"):
+            timestepper.attach(model)
+    finally:
+        dist.destroy_process_group()
+    with pytest.raises(WrappedModelError, match="wrapped in DataParallel; attach first"):
+        timestepper.attach(nn.DataParallel(plain()))
+    with pytest.raises(WrappedModelError, match="wrapped in AveragedModel; attach first"):
+        timestepper.attach(AveragedModel(plain()))
+
+
+def test_a_network_without_sites_names_what_it_has_and_what_is_known():
+    with pytest.raises(NoSitesError, match=r"Sequential has no .* it has Conv2d, ReLU; known are .*Bottleneck"):
+        timestepper.attach(nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()))
+
+
+def test_a_name_in_place_of_a_network_is_refused():
+    with pytest.raises(NoSitesError, match=r"takes a network, not 'resnet50'; .*create_model"):
+        timestepper.attach("resnet50")
+
+
+class ActivatedNorm(nn.BatchNorm2d):
+    """Hides an activation, so it is not linear per channel."""
+
+    def forward(self, x):
+        return torch.relu(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        (lambda: ActivatedNorm(32), "the branch ends in ActivatedNorm, which cannot take a step size"),
+        (lambda: nn.GroupNorm(2, 32), "the branch ends in GroupNorm"),
+        (lambda: nn.BatchNorm2d(32, affine=False), "its adapter names layer3.0.bn2, which is no layer with a weight"),
+        (lambda: nn.Identity(), "its adapter names layer3.0.bn2, which is no layer with a weight"),
+    ],
+)
+def test_a_last_layer_that_cannot_be_reparameterised_is_named_and_nothing_is_changed(last, reason):
+    """The last one: the others are found to be sound before."""
+    model = plain()
+    model.layer3[0].bn2 = last()
+    before, found = bits(model), everything(model)
+    with pytest.raises(UnsupportedSiteError, match=rf"layer3\.0.*: {reason}"):
+        timestepper.attach(model)
+    assert same(bits(model), before)
+    assert everything(model) == found
+
+
+@pytest.mark.parametrize(
+    ("compute", "kind"),
+    [
+        (nn.utils.parametrizations.weight_norm, "ParametrizedConv2d"),
+        (lambda conv: nn.utils.prune.identity(conv, "weight"), "Conv2d"),
+    ],
+)
+def test_a_last_layer_whose_weight_is_computed_is_named(compute, kind):
+    """There is no parameter to multiply. A convolution inside the branch may be parametrised."""
+    model = FAMILIES["densenet"]()
+    compute(model.block1[0].conv)
+    with pytest.raises(UnsupportedSiteError, match=rf"block1\.0\.conv: the branch ends in {kind}, .*not parametrised"):
+        timestepper.attach(model)
+
+
+@pytest.mark.parametrize(
+    ("gate", "reason"),
+    [
+        (lambda: nn.Conv2d(8, 8, 1, groups=2), "the gate starts with Conv2d"),
+        (lambda: nn.BatchNorm2d(8), "the gate starts with BatchNorm2d"),
+    ],
+)
+def test_a_gate_that_cannot_be_reparameterised_is_named(gate, reason):
+    """The columns that a step size divides must be those of all channels."""
+    model = plain()
+    model.layer1[0].gate = gate()
+    with pytest.raises(UnsupportedSiteError, match=f"layer1.0.gate: {reason}, which cannot take a step size"):
+        reparam.entries(model, ("layer1.0.bn2",), "layer1.0.gate")
+
+
+def test_a_parameter_that_layers_share_is_named():
+    """In two sites, or in a site and elsewhere: folding would multiply both."""
+    for other in ("layer1.1.bn2", "layer1.1.bn1"):
+        model = CifarResNet(14, num_classes=5, width=8)
+        model.get_submodule(other).weight = model.layer1[0].bn2.weight
+        with pytest.raises(UnsupportedSiteError, match=r"layer1\.0\.bn2\.weight is shared with"):
+            timestepper.attach(model)
+
+
+def test_an_attention_that_cannot_be_reparameterised_is_named():
+    with pytest.raises(UnsupportedSiteError, match=r"layer1\.0: BasicBlock has the attention EcaModule"):
+        timestepper.attach(timm.create_model("resnet18", block_args={"attn_layer": "eca"}))
+    pooled_twice = functools.partial(timm.layers.SEModule, add_maxpool=True)  # a maximum is not linear
+    with pytest.raises(UnsupportedSiteError, match=r"SEModule \(without add_maxpool\) only"):
+        timestepper.attach(timm.create_model("resnet18", block_args={"attn_layer": pooled_twice}))
+
+
+@pytest.mark.parametrize("value", [0, -0.1, float("nan"), float("inf")])
+def test_a_fixed_step_must_be_positive(value):
+    with pytest.raises(StepSizeError, match="a fixed step size must be a positive number, not"):
+        timestepper.attach(plain(), timestepper.controllers.fixed(value))
+
+
+def test_unknown_names_list_the_known_ones():
+    with pytest.raises(UnknownNameError, match=r"'lstn'; known are lstm, two_fc, independent, fixed"):
+        timestepper.attach(plain(), "lstn")
+    with pytest.raises(StepSizeError, match=r"write it as fixed\(value\) with numbers"):
+        timestepper.attach(plain(), "fixed")
+    with pytest.raises(UnknownNameError, match="unknown descriptor 'sum'; known are mean, visible"):
+        timestepper.attach(plain(), descriptor="sum")
+    with pytest.raises(StepSizeError, match="reduction must be a whole number of at least 1, not 0"):
+        timestepper.attach(plain(), reduction=0)
+    with pytest.raises(UnknownNameError, match=r"'resnet50'; write LIBRARY/MODEL, for example timm/resnet50"):
+        timestepper.adapters.create_model("resnet50")
+    with pytest.raises(UnknownNameError, match=r"did you mean .*resnet50"):
+        timestepper.adapters.create_model("timm/resnet5O")
+    with pytest.raises(UnknownNameError, match=r"'xqzw1234'; did you mean resnet"):
+        timestepper.adapters.create_model("timm/xqzw1234")
+    with pytest.raises(UnknownNameError, match=r"known are .*resnet18"):
+        timestepper.adapters.create_model("torchvision/resnet19")
+    with pytest.raises(UnknownNameError, match="6n"):
+        timestepper.adapters.create_model("cifar/resnet57")
+
+
+def test_controllers_inside_a_larger_network_are_found_by_name():
+    whole = nn.ModuleDict({"encoder": small(), "head": nn.Linear(5, 2)})
+    for look in (timestepper.fold, timestepper.detach, timestepper.step_sizes):
+        with pytest.raises(NotAttachedError, match="has no controllers, but its part encoder has: give that one"):
+            look(whole)

@@ -1,0 +1,153 @@
+"""What is done to a network after attach: norms of another kind are taken in, what would run unstepped is refused."""
+
+import pytest
+import timm
+import torch
+import torch.nn.utils.prune
+from families import FAMILIES
+from torch import nn
+from torchvision.ops.misc import FrozenBatchNorm2d
+from training import batch, bits, fits_its_fold, gradients, plain, same, small, train
+
+import timestepper
+from timestepper.errors import MismatchError, UnsupportedSiteError
+
+
+def test_synchronised_norms_before_and_after_attach():
+    after = nn.SyncBatchNorm.convert_sync_batchnorm(small())
+    before = timestepper.attach(nn.SyncBatchNorm.convert_sync_batchnorm(plain()))
+    before.load_state_dict(small().state_dict())
+    for net in (after, before):
+        norms = [module for module in net.modules() if "BatchNorm" in type(module).__name__]
+        assert all(isinstance(norm, nn.SyncBatchNorm) for norm in norms)
+        assert len(norms) == 7
+        assert fits_its_fold(net)
+        assert {type(m) for m in timestepper.fold(net).modules() if "BatchNorm" in type(m).__name__} == {
+            nn.SyncBatchNorm
+        }
+        assert same(gradients(net.eval()), gradients(small().eval()))
+
+
+def test_norms_that_timm_freezes_and_thaws_are_taken_in():
+    net = train(timestepper.attach(FAMILIES["timm resnet18"]())).eval()
+    expected = net(batch()[0])
+    timm.utils.freeze(net, ["layer1"])
+    torch.testing.assert_close(net(batch()[0]), expected)
+    assert fits_its_fold(net)
+    assert net.layer1[0].bn2.weight in set(net.buffers())
+    timm.utils.unfreeze(net, ["layer1"])
+    torch.testing.assert_close(net.eval()(batch()[0]), expected)
+    assert gradients(net)["layer1.0.bn2.weight"].any()
+    assert type(timestepper.detach(net).layer1[0].bn2) is nn.BatchNorm2d
+
+
+def test_a_norm_put_in_by_hand_is_taken_in():
+    net = small()
+    frozen = FrozenBatchNorm2d(8)
+    frozen.load_state_dict({key: value for key, value in net.layer1[0].bn2.state_dict().items() if "num" not in key})
+    expected = net.eval()(batch()[0])
+    net.layer1[0].bn2 = frozen
+    torch.testing.assert_close(net(batch()[0]), expected)
+    assert fits_its_fold(net)
+    assert type(timestepper.detach(net).layer1[0].bn2) is FrozenBatchNorm2d
+
+
+@pytest.mark.parametrize(
+    ("replacement", "name"),
+    [(nn.Identity(), "Identity"), (nn.GroupNorm(2, 8), "GroupNorm"), (nn.BatchNorm2d(4), "BatchNorm2d")],
+)
+def test_a_last_layer_replaced_by_one_without_a_step_size_is_named(replacement, name):
+    net = small()
+    net.layer1[0].bn2 = replacement
+    before = bits(net)
+    for use in (
+        lambda: net(batch()[0]),
+        lambda: timestepper.fold(net),
+        lambda: timestepper.frozen_steps(net).__enter__(),
+    ):
+        with pytest.raises(
+            MismatchError, match=rf"layer1\.0\.bn2 was replaced by {name} since attach, which would run"
+        ):
+            use()
+    assert same(bits(net), before)
+
+
+def test_a_block_replaced_after_attach_is_named():
+    net = small()
+    net.layer2[0] = plain().layer2[0]
+    with pytest.raises(MismatchError, match=r"layer2\.0 was replaced by BasicBlock since attach"):
+        net(batch()[0])
+
+
+def test_a_block_that_is_deleted_after_attach_is_named():
+    net = small()
+    del net.layer3[0]
+    with pytest.raises(MismatchError, match=r"layer3\.0 was replaced by NoneType since attach"):
+        net(batch()[0])
+
+
+@pytest.mark.parametrize("path", ["layer1.0.bn2", "layer1.0", "layer1"])
+def test_a_part_wrapped_by_something_of_the_user_s_is_named(path):
+    net = small()
+    parent, _, name = path.rpartition(".")
+    setattr(net.get_submodule(parent), name, nn.ModuleDict({"wrapped": net.get_submodule(path)}))
+    with pytest.raises(MismatchError, match=rf"{path} was wrapped in ModuleDict since attach, which hides its layers"):
+        net(batch()[0])
+
+
+class Logged(nn.Module):
+    """A wrapper that shows what it wraps, as torch's own do."""
+
+    def __init__(self, wrapped):
+        super().__init__()
+        self.wrapped = wrapped
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.wrapped, name)
+
+    def forward(self, x):
+        return self.wrapped(x)
+
+
+def test_a_block_in_a_wrapper_that_shows_it_runs_and_folds():
+    net = small().eval()
+    expected = net(batch()[0])
+    net.layer1[0] = Logged(net.layer1[0])
+    assert torch.equal(net(batch()[0]), expected)
+    assert torch.equal(timestepper.fold(net)(batch()[0]), expected)
+
+
+def test_a_last_layer_that_is_pruned_later_is_noticed():
+    net = small()
+    torch.nn.utils.prune.identity(net.layer1[0].bn2, "weight")
+    for use in (lambda: net(batch()[0]), lambda: timestepper.fold(net)):
+        with pytest.raises(
+            UnsupportedSiteError, match=r"layer1\.0\.bn2\.weight is computed from other parameters since"
+        ):
+            use()
+    torch.nn.utils.prune.remove(net.layer1[0].bn2, "weight")
+    assert fits_its_fold(net)
+
+
+def test_a_last_layer_parametrised_later_is_noticed():
+    net = timestepper.attach(FAMILIES["densenet"]())
+    torch.nn.utils.parametrizations.weight_norm(net.block1[0].conv)
+    with pytest.raises(UnsupportedSiteError, match=r"block1\.0\.conv"):
+        net(batch()[0])
+
+
+def test_a_new_head_is_used():
+    net = small().eval()
+    net.linear = nn.Linear(32, 7)
+    assert net(batch()[0]).shape == (4, 7)
+    assert timestepper.fold(net).linear.out_features == 7
+
+
+def test_a_head_that_timm_replaces_is_used():
+    net = timestepper.attach(FAMILIES["timm resnet18"]()).eval()
+    net.reset_classifier(7)
+    assert net(batch()[0]).shape == (4, 7)
+    assert torch.equal(timestepper.fold(net)(batch()[0]), net(batch()[0]))

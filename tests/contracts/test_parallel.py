@@ -1,0 +1,56 @@
+"""Two real processes train one network together: the gradients are those of one process, and so is the next step."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from parallel_rank import NETWORKS, WAYS
+from ranks import together
+from training import batch, gradients
+
+import timestepper
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("parallel")
+    together(2, Path(__file__).with_name("parallel_rank.py"), folder)
+    return torch.load(folder / "found.pt", weights_only=False)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """In eval mode: no batch statistics, so two halves make the whole."""
+    results = {}
+    for name, build in NETWORKS.items():
+        net = build()
+        expected = gradients(net, batch()[0].double())
+        torch.optim.SGD(net.parameters(), lr=0.1).step()
+        results[name] = expected, net.state_dict(), net(batch()[0].double()).detach()
+    return results
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_two_processes_do_what_one_does(found, alone, network, way):
+    gradients, state, logits = alone[network]
+    got = found[network, way]
+    assert got["gradients"].keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(got["gradients"][name], gradient, rtol=1e-9, atol=1e-12, msg=name)
+    assert got["state"].keys() == state.keys()
+    for name, value in state.items():
+        torch.testing.assert_close(got["state"][name], value, rtol=1e-9, atol=1e-12, msg=name)
+    torch.testing.assert_close(got["logits"], logits, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_sharded_network_folds_by_its_full_state_dict(found, alone, network):
+    """A shard cannot be folded by itself, which is said by name; loaded into one network all shards can."""
+    got = found[network, "FSDP blocks"]
+    assert "is sharded; load its full state dict into an attached network that is not" in got["refusal"]
+    assert found[network, "DDP"]["refusal"] == "nothing"
+    net = NETWORKS[network]()
+    net.load_state_dict(got["state"])
+    with torch.no_grad():
+        torch.testing.assert_close(timestepper.fold(net)(batch()[0].double()), alone[network][2], rtol=1e-9, atol=1e-9)
