@@ -4,7 +4,7 @@
     plain = timestepper.fold(net)       # a plain copy with the step sizes in its weights
 
 Attach and take off: attach, detach, fold, frozen_steps.
-Look inside: step_sizes, evolution_time, summary, descriptor_influence, is_attached.
+Look inside: discover, step_sizes, evolution_time, summary, descriptor_influence, is_attached.
 Train parts: parameter_groups, controller_parameters, freeze_base.
 Save and load: save_controllers, load_controllers, save_folded, load_folded, from_pretrained.
 Your own blocks and controllers: adapters, controllers.
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from timestepper.inspection import descriptor_influence, summary
     from timestepper.integrations.pretrained import from_pretrained
     from timestepper.saving import load_controllers, load_folded, save_controllers, save_folded
+    from timestepper.sites import discover
 
 __version__ = "0.1.0"
 
@@ -40,6 +41,7 @@ __all__ = [
     "controllers",
     "descriptor_influence",
     "detach",
+    "discover",
     "evolution_time",
     "fold",
     "freeze_base",
@@ -56,7 +58,7 @@ __all__ = [
 ]
 
 
-_HOMES = ("api", "inspection", "saving", "integrations.pretrained")
+_HOMES = ("api", "sites", "inspection", "saving", "integrations.pretrained")
 
 
 def __getattr__(name: str):

@@ -1,8 +1,9 @@
 """Attach, fold, detach and look inside: the method on a whole network."""
 
 import copy
+import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from timestepper import equations, steps
-from timestepper.adapters import find_stages
-from timestepper.controllers import ControllerSpec, parse
+from timestepper.adapters import Stage
+from timestepper.controllers import KINDS, Controller, ControllerSpec, parse
 from timestepper.errors import (
     AlreadyAttachedError,
     MismatchError,
@@ -23,6 +24,7 @@ from timestepper.errors import (
     UnknownNameError,
     WrappedModelError,
 )
+from timestepper.sites import Discovery, find, reduced
 from timestepper.stepped import CONTROLLERS, is_stepped
 from timestepper.steps import Stepping, Steps
 
@@ -32,8 +34,12 @@ DESCRIPTORS = ("mean", "visible")  # how the controller is shown the weights; th
 
 def attach(
     model: Network,
-    controller: str | ControllerSpec = "lstm",
+    controller: str | ControllerSpec | type[Controller] = "lstm",
     *,
+    start: str | float = "paper",
+    example: Any = None,
+    sites: str | Sequence[str] | Discovery | None = None,
+    exclude: str | Sequence[str] | None = None,
     reduction: int | None = None,
     descriptor: str = "mean",
     descriptor_gradient: bool = True,
@@ -45,8 +51,18 @@ def attach(
 
     Args:
         model: the network.
-        controller: ``"lstm"`` (the paper's), ``"two_fc"``, ``"independent"`` or ``"fixed(0.01)"``.
-        reduction: the paper's r; by default 4 for basic blocks, 8 for bottlenecks.
+        controller: ``"lstm"`` (the paper's), ``"two_fc"``, ``"independent"``, ``"fixed(0.01)"``, ``"scalar(0)"``,
+            ``"channel(0.1)"``, ``"depth(0.5)"``, or one of your own, by its name or its class.
+        start: where step sizes begin. ``"paper"`` is about one half; ``"identity"`` leaves the function of the network
+            as it was, to the last bit: its branches run with dt / dt0, where dt0 are the first step sizes; a number, at
+            that number.
+        example: for networks that no adapter knows, what their forward takes, to discover their residual branches: a
+            tensor, a tuple of arguments, or a dict of arguments by name. timm's and transformers' need none.
+        sites: names of the sites that get step sizes, or patterns (``"blocks.*.mlp"``); or what :func:`discover` has
+            found in this very network, which is then not looked for again. By default all.
+        exclude: names or patterns of those that get none.
+        reduction: the paper's r; by default 4 for basic blocks, 8 for bottlenecks, and for discovered networks what
+            keeps the controllers at a tenth of the network's parameters.
         descriptor: ``"visible"`` shows the controller its weights normalised, with their scale, instead of as they are.
         descriptor_gradient: False stops the gradient of the step sizes at the convolution weights that are read.
 
@@ -54,7 +70,8 @@ def attach(
         The very module that was given.
 
     Raises:
-        NoSitesError: no residual block is known; the message names those that are there.
+        NoSitesError: no residual branch is found; the message says of the sums that are there why.
+        MismatchError: nothing is known of the network's input, or it fails on the example.
         UnsupportedSiteError: a branch ends in a layer that cannot take a step size.
         AlreadyAttachedError, WrappedModelError: it has controllers already; it is compiled or wrapped.
         UnknownNameError, StepSizeError: of a controller or an option that is not.
@@ -67,8 +84,35 @@ def attach(
         raise StepSizeError(f"reduction must be a whole number of at least 1, not {reduction!r}")
     if hasattr(model, CONTROLLERS):
         raise AlreadyAttachedError(f"{type(model).__name__} has a part or attribute named 'controllers'; rename it")
-    Steps(model, Stepping(tuple(find_stages(model)), spec, reduction, descriptor, descriptor_gradient))
+    begin = _start(start, spec)
+    stages = find(model, example, sites, exclude)
+    if reduction is None and any(site.entries for stage in stages for site in stage.sites):  # discovered
+        size = sum(parameter.numel() for parameter in model.parameters())
+        stages = reduced(stages, spec, descriptor == "visible", size)
+    _refuse_division_by_zero(spec, stages)
+    Steps(model, Stepping(stages, spec, reduction, descriptor, descriptor_gradient, begin))
     return model
+
+
+def _start(start: str | float, controller: ControllerSpec) -> float | None:
+    """The first step size, None where it is the controller's own."""
+    if start == "paper":
+        return None
+    if KINDS[controller.kind].own_start:
+        raise StepSizeError(f"{controller} says itself where its step sizes begin; leave start out")
+    if start == "identity":
+        return 1.0
+    if isinstance(start, str | bool) or not (math.isfinite(start) and start > 0):
+        raise StepSizeError(f"start must be paper, identity or a positive number, not {start!r}")
+    return float(start)
+
+
+def _refuse_division_by_zero(controller: ControllerSpec, stages: Sequence[Stage]) -> None:
+    gated = next((site.path for stage in stages for site in stage.sites if site.gate), None)
+    if gated is not None and controller.options.get("value") == 0:
+        raise StepSizeError(
+            f"{gated}: {controller} would divide the first layer of its squeeze-excite gate by 0; use another value"
+        )
 
 
 @torch.no_grad()

@@ -1,21 +1,67 @@
 """Step sizes into parameters: the whole method is one function from trained to effective parameters.
 
-the branch ends in              parameters that the branch runs with
-batch norm (weight a, bias b)   a*dt, b*dt
-... then a squeeze-excite gate  and the gate's first layer's input columns divided by dt: pooling is linear, so the
-                                gate sees what it saw
-convolution, linear layer       output rows W[c]*dt[c], bias*dt
+the branch ends in                       parameters that the branch runs with
+a norm (weight a, bias b)                a*dt, b*dt: batch norm, also frozen; layer, group and RMS norm
+... that computes with 1 + w (Gemma)     w*dt + (dt - 1)
+... then a squeeze-excite gate           and the gate's first layer's input columns divided by dt: pooling is linear, so
+                                         the gate sees what it saw
+convolution, linear layer                output rows W[c]*dt[c], bias*dt; columns where the weight is stored transposed
+a convolution with standardised weights  its gain: standardising cancels the scale of a row
+a learned per-channel scale              the scale itself
+a concatenation                          each part its piece of dt
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from timestepper.controllers.base import at_least_float32, in_transform
 from timestepper.errors import UnsupportedSiteError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One parameter that a step size enters: along one dimension it is multiplied, or divided."""
+
+    layer: str
+    name: str
+    dimension: int = 0
+    divide: bool = False
+    offset: float = 0.0  # the layer computes with offset + parameter
+    begin: int = 0  # the first step size that enters, and how many do; None: all
+    length: int | None = None
+    row: int = 0  # where along the dimension they begin; what lies around them stays as it is
+
+    @property
+    def parameter(self) -> str:
+        return f"{self.layer}.{self.name}"
+
+    @property
+    def plain(self) -> bool:
+        """Every number times its step size, and nothing else."""
+        return not (self.divide or self.offset or self.dimension) and self.length is None
+
+    def apply(self, parameter: Tensor, step_size: Tensor) -> Tensor:
+        """In float32 or better, cast once; so attached and folded networks hold the same bits."""
+        precise = at_least_float32(parameter)
+        shape = [1] * parameter.dim()
+        shape[self.dimension] = -1
+        factor = self._factor(parameter.shape[self.dimension], step_size).reshape(shape)
+        scaled = precise / factor if self.divide else precise * factor
+        if self.offset:
+            scaled = scaled + self.offset * (factor - 1)  # nothing at all where the step size is one
+        return scaled.to(parameter.dtype)
+
+    def _factor(self, size: int, step_size: Tensor) -> Tensor:
+        if self.length is None:
+            return step_size
+        piece = step_size[self.begin : self.begin + self.length]
+        around = self.row, size - self.row - self.length
+        return torch.cat([piece.new_ones(around[0]), piece, piece.new_ones(around[1])]) if any(around) else piece
+
 
 # Layers that are linear per output channel, by their own name and no other: a subclass may hide an activation.
 _NORMS = (
@@ -24,35 +70,30 @@ _NORMS = (
     "torch.nn.modules.batchnorm.BatchNorm3d",
     "torch.nn.modules.batchnorm.SyncBatchNorm",
     "torchvision.ops.misc.FrozenBatchNorm2d",
+    "torch.nn.modules.normalization.GroupNorm",
+    "torch.nn.modules.normalization.LayerNorm",
+    "torch.nn.modules.normalization.RMSNorm",
+    "timm.layers.norm.GroupNorm",
+    "timm.layers.norm.LayerNorm",
+    "timm.layers.norm.LayerNorm2d",
+    "timm.layers.norm.RmsNorm",
 )
+_ACTIVE_NORMS = ("timm.layers.norm_act.BatchNormAct2d", "timm.layers.norm_act.FrozenBatchNormAct2d")
 _MATRICES = (
     "torch.nn.modules.conv.Conv1d",
     "torch.nn.modules.conv.Conv2d",
     "torch.nn.modules.conv.Conv3d",
     "torch.nn.modules.linear.Linear",
 )
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One parameter that a step size enters: its rows are multiplied, or its columns divided."""
-
-    layer: str
-    name: str
-    columns: bool = False
-
-    @property
-    def parameter(self) -> str:
-        return f"{self.layer}.{self.name}"
-
-    def apply(self, parameter: Tensor, step_size: Tensor) -> Tensor:
-        """In float32 or better, cast once; so attached and folded networks hold the same bits."""
-        precise = at_least_float32(parameter)
-        if self.columns:
-            scaled = precise / step_size.reshape(1, -1, *[1] * (parameter.dim() - 2))
-        else:
-            scaled = precise * step_size.reshape(-1, *[1] * (parameter.dim() - 1))
-        return scaled.to(parameter.dtype)
+# Where the step size enters otherwise than along the first dimension of weight and bias.
+_OTHERS = {
+    "timm.layers.layer_scale.LayerScale": (Entry("", "gamma"),),
+    "timm.layers.layer_scale.LayerScale2d": (Entry("", "gamma"),),
+    "timm.layers.std_conv.ScaledStdConv2d": (Entry("", "gain"), Entry("", "bias")),
+    "timm.layers.std_conv.ScaledStdConv2dSame": (Entry("", "gain"), Entry("", "bias")),
+    "transformers.pytorch_utils.Conv1D": (Entry("", "weight", dimension=1), Entry("", "bias")),
+}
+SUPPORTED = _NORMS + _ACTIVE_NORMS + _MATRICES + tuple(_OTHERS)
 
 
 def entries(model: nn.Module, last: tuple[str, ...], gate: str | None) -> tuple[Entry, ...]:
@@ -61,20 +102,27 @@ def entries(model: nn.Module, last: tuple[str, ...], gate: str | None) -> tuple[
     for path in last:
         layer = model.get_submodule(path)
         if not absorbs(layer):
-            raise UnsupportedSiteError(_unsupported(path, layer, "the branch ends in", _NORMS + _MATRICES))
-        found += [Entry(path, name) for name in ("weight", "bias") if trained(layer, name) is not None]
+            raise UnsupportedSiteError(_unsupported(path, layer, "the branch ends in", SUPPORTED))
+        found += [replace(e, layer=path) for e in _entering(layer) if trained(layer, e.name) is not None]
     if gate is not None:
         layer = model.get_submodule(gate)
         regular = type_name(layer) in _MATRICES and getattr(layer, "groups", 1) == 1
         if not regular or trained(layer, "weight") is None:
             raise UnsupportedSiteError(_unsupported(gate, layer, "the gate starts with", _MATRICES))
-        found.append(Entry(gate, "weight", columns=True))
+        found.append(Entry(gate, "weight", dimension=1, divide=True))
     return tuple(found)
 
 
 def absorbs(layer: nn.Module) -> bool:
     """Whether a step size can enter the layer's own parameters."""
-    return type_name(layer) in _NORMS + _MATRICES and trained(layer, "weight") is not None
+    kind = type_name(layer)
+    if kind in _ACTIVE_NORMS and not all(isinstance(part, nn.Identity) for part in layer.children()):
+        return False  # an activation follows
+    return kind in SUPPORTED and trained(layer, _entering(layer)[0].name) is not None
+
+
+def _entering(layer: nn.Module) -> tuple[Entry, ...]:
+    return _OTHERS.get(type_name(layer), (Entry("", "weight"), Entry("", "bias")))
 
 
 def replaces(layer: nn.Module, other: nn.Module) -> bool:
@@ -125,7 +173,7 @@ def refuse_shared(model: nn.Module, sites: list[tuple[Entry, ...]]) -> None:
 def effective(entries: Sequence[Entry], parameters: list[Tensor], step_sizes: list[Tensor]) -> list[Tensor]:
     """Effective parameters: one step size vector for each, all of them in one operation where they are alike."""
     alike = all(
-        p.dim() == 1 and p.dtype == dt.dtype and p.device == dt.device and not entry.columns
+        p.dim() == 1 and p.dtype == dt.dtype and p.device == dt.device and entry.plain
         for entry, p, dt in zip(entries, parameters, step_sizes, strict=True)
     )
     if parameters and alike and not in_transform() and not torch.compiler.is_exporting():  # ONNX has no such operation

@@ -7,6 +7,7 @@ safetensors itself does not notice a flipped bit.
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from timestepper.api import Network, attach, detach, find_steps, fold
 from timestepper.errors import CheckpointError, MismatchError, first_line
 from timestepper.files import write_atomic
+from timestepper.sites import Discovery
 from timestepper.steps import Steps
 
 FORMAT = 1
@@ -56,7 +58,15 @@ def save_controllers(net: nn.Module, path: str | Path) -> Path:
     return path
 
 
-def load_controllers(model: Network, path: str | Path, *, strict_depth: bool = True) -> Network:
+def load_controllers(
+    model: Network,
+    path: str | Path,
+    *,
+    strict_depth: bool = True,
+    example: Any = None,
+    sites: str | Sequence[str] | Discovery | None = None,
+    exclude: str | Sequence[str] | None = None,
+) -> Network:
     """Attach saved controllers to a plain network, in place.
 
     Args:
@@ -64,6 +74,7 @@ def load_controllers(model: Network, path: str | Path, *, strict_depth: bool = T
         path: of the safetensors file; its JSON lies beside it.
         strict_depth: False takes a network with other numbers of blocks too. Its stages must have the same names,
             widths and descriptors; an LSTM has the same parameters at every depth, other kinds may not.
+        example: as in :func:`timestepper.attach`, and so are ``sites`` and ``exclude``.
 
     Returns:
         The very module that was given, with controllers.
@@ -78,6 +89,10 @@ def load_controllers(model: Network, path: str | Path, *, strict_depth: bool = T
     net = attach(
         model,
         description["controller"],
+        start=description.get("start", "paper"),
+        example=example,
+        sites=sites,
+        exclude=exclude,
         reduction=description["reduction"],
         descriptor=description["descriptor"],
         descriptor_gradient=description["descriptor_gradient"],
@@ -223,6 +238,7 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _description(found: Steps) -> dict:
     return {
         "controller": str(found.stepping.controller),
+        **({} if found.stepping.start is None else {"start": found.stepping.start}),
         "reduction": found.stepping.reduction,
         "descriptor": found.stepping.descriptor,
         "descriptor_gradient": found.stepping.descriptor_gradient,

@@ -25,13 +25,12 @@ class Given(NamedTuple):
     """What a layer runs with in one pass of its network."""
 
     sizes: Tensor  # step sizes of many sites, one after the other
-    span: tuple[int, int]  # where those of this layer's site begin and end
+    spans: dict[str, tuple[int, int]]  # where those begin and end that enter a parameter, by its name
     made: dict[str, tuple[Tensor, Tensor]]  # by name: a trained parameter, and the effective one made from it
     graded: bool  # whether the pass has gradients
 
-    @property
-    def step_size(self) -> Tensor:
-        return self.sizes[self.span[0] : self.span[1]]
+    def step_size(self, name: str) -> Tensor:
+        return self.sizes[self.spans[name][0] : self.spans[name][1]]
 
 
 class Cell:
@@ -79,7 +78,10 @@ def make_stepped(layer: nn.Module, entries: tuple[Entry, ...], alone: Callable[[
 
 
 def make_reader(module: nn.Module, names: tuple[str, ...]) -> None:
-    """Let a module that reads the weights of its stepped children, and does not call them, see what they see."""
+    """Let a module that reads the weights of its stepped layers, and does not call them, see what they see.
+
+    A layer may lie deeper (``self_attn.out_proj``) if the child that it lies in is a reader itself.
+    """
     original: Any = type(module)
     module.__class__ = _reader_class(original, names)
     _equip(module)
@@ -123,7 +125,7 @@ def _running_on_a_view(
         _equip(self)
 
     own = {"forward": functools.wraps(original.forward)(forward), "__reduce_ex__": reduce, "__setstate__": set_state}
-    view = _subclass(original, {name: property(see(name)) for name in names})
+    view = _subclass(original, {name: property(see(name)) for name in (name.partition(".")[0] for name in names)})
     return _subclass(original, {**own, "_original": original, "_seen_by_itself": view})
 
 
@@ -148,12 +150,18 @@ def _stepped_class(original: Any, names: tuple[str, ...]) -> type[nn.Module]:
 @functools.cache
 def _reader_class(original: Any, names: tuple[str, ...]) -> type[nn.Module]:
     def forward(self, *args, **kwargs):
-        layers = [self._modules[name] for name in names]
+        layers = [_below(self, name) for name in names]
         if any(layer._slot.cell.given is None for layer in layers):
             return _run_alone(layers, original.forward, self, args, kwargs)
         return original.forward(self._view, *args, **kwargs)
 
     return _running_on_a_view("_reader_class", original, names, forward, _child_s_view)
+
+
+def _below(module: nn.Module, path: str) -> Any:
+    for name in path.split("."):
+        module = module._modules[name]  # type: ignore[assignment]
+    return module
 
 
 def _child_s_view(name: str) -> Callable[[Any], nn.Module]:
@@ -167,7 +175,7 @@ def _effective(name: str) -> Callable[[Any], Tensor]:
         # The trained one may be another by now: FSDP's gathered weight, or one that functional_call put in.
         if made is not None and (torch.compiler.is_compiling() or made[0] is raw):
             return made[1]
-        return view._entries[name].apply(raw, given.step_size)
+        return view._entries[name].apply(raw, given.step_size(name))
 
     return get
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from timestepper import equations, fused, reparam
-from timestepper.adapters import Stage
+from timestepper.adapters import Site, Stage
 from timestepper.controllers import Controller, ControllerSpec, StageShape
 from timestepper.controllers.base import at_least_float32, by_stage, in_one
-from timestepper.errors import MismatchError, UnsupportedSiteError, WrappedModelError
+from timestepper.errors import MismatchError, StepSizeError, UnsupportedSiteError, WrappedModelError
 from timestepper.reparam import Entry
 from timestepper.stepped import (
     CONTROLLERS,
@@ -44,6 +44,7 @@ class Controllers(nn.ModuleDict):
     """
 
     fused: bool | None = None
+    dt0: Tensor  # the first step sizes, where there is a start to count from
 
     def forward(self, *inputs):
         return inputs[0] if len(inputs) == 1 else inputs
@@ -58,6 +59,7 @@ class Stepping:
     reduction: int | None
     descriptor: str
     descriptor_gradient: bool
+    start: float | None = None  # where step sizes begin; None: where their controller does
 
     def shape(self, stage: Stage) -> StageShape:
         length = stage.descriptor + (self.descriptor == "visible")
@@ -81,7 +83,7 @@ class _Place:
     path: str
     layer: nn.Module
     entries: tuple[Entry, ...]
-    site: int  # among all sites of the network
+    sites: dict[str, int]  # by the name of a parameter: which of all sites of the network its step size belongs to
 
     @property
     def slot(self) -> Slot:
@@ -107,7 +109,8 @@ class Steps:
         self.stepping = stepping
         self.frozen: list[Given] | None = None
         self._here = _Here()
-        by_site = [reparam.entries(root, site.last, site.gate) for stage in stepping.stages for site in stage.sites]
+        sites = [site for stage in stepping.stages for site in stage.sites]
+        by_site = [site.entries or reparam.entries(root, site.last, site.gate) for site in sites]
         reparam.refuse_shared(root, by_site)
         controllers = Controllers(
             {
@@ -129,25 +132,40 @@ class Steps:
         # From here on nothing can fail.
         self._insert(controllers)
         self._places: list[_Place] = []
-        for number, entries in enumerate(by_site):
-            for path in dict.fromkeys(entry.layer for entry in entries):
-                own = tuple(entry for entry in entries if entry.layer == path)
-                layer = root.get_submodule(path)
-                make_stepped(layer, own, partial(self.alone, number))
-                self._places.append(_Place(path, layer, own, number))
-        self._readers = [
-            (site.reader, tuple(path.removeprefix(f"{site.reader}.") for path in site.last))
-            for stage in stepping.stages
-            for site in stage.sites
-            if site.reader is not None
-        ]
-        for path, names in self._readers:
+        for path, own in _by_layer(by_site).items():
+            layer, entries = root.get_submodule(path), tuple(entry for entry, _ in own)
+            make_stepped(layer, entries, partial(self.alone, len(self._places)))
+            self._places.append(_Place(path, layer, entries, {entry.name: site for entry, site in own}))
+        self._readers = _readers(sites, self._places)
+        for path, names in self._readers.items():
             make_reader(root.get_submodule(path), names)
         self._links = self._find_links()
         ends = [0, *accumulate(stage.channels for stage in stepping.stages for _ in stage.sites)]
         self._spans = list(pairwise(ends))  # of every site, among the step sizes of all sites
         root.__dict__[STEPS] = self
         root.__class__ = own_class
+        try:
+            self._begin()
+        except BaseException:
+            self.take_off()
+            raise
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        """Look at the first step sizes, which a start is counted from: the branch runs with start * dt / dt0."""
+        with self.no_autocast():
+            for stage, controller in self.controlled():
+                found, wanted = controller(self.descriptors(stage, controller)), (len(stage.sites), stage.channels)
+                if tuple(found.shape) != wanted:
+                    raise StepSizeError(
+                        f"{type(controller).__name__} gives step sizes of shape {tuple(found.shape)} for {stage.name}, "
+                        f"which has {wanted[0]} sites of {wanted[1]} channels; return {wanted}"
+                    )
+            if self.stepping.start is not None:
+                first = self._from_controllers(self.controlled())
+                if not first.is_meta and not (first.isfinite() & (first != 0)).all():
+                    raise StepSizeError("a first step size is 0 or no number, which start= divides by; leave start out")
+                self.controllers.register_buffer("dt0", first.clone())
 
     def _insert(self, controllers: Controllers) -> None:
         """As the first child: who calls the children of a network one after the other begins with what does nothing."""
@@ -157,7 +175,7 @@ class Steps:
 
     def take_off(self) -> None:
         """Leave nothing behind."""
-        readers = [(path, self.root.get_submodule(path)) for path, _ in self._readers]
+        readers = [(path, self.root.get_submodule(path)) for path in self._readers]
         changed = [("the network", self.root), *readers, *((place.path, place.layer) for place in self._places)]
         for path, module in changed:
             if "_original" not in vars(type(module)):
@@ -194,17 +212,22 @@ class Steps:
         for number, place in enumerate(self._places):
             place.slot.cell.given = None if givens is None else givens[number]
 
-    def alone(self, site: int) -> Given:
+    def alone(self, number: int) -> Given:
         """What a layer runs with that is called by itself."""
         if self.frozen is not None:
-            return next(given for place, given in zip(self._places, self.frozen, strict=True) if place.site == site)
+            return self.frozen[number]
+        spans: dict[str, tuple[int, int]] = {}
+        needed, first, end = [], 0, 0
         for stage, controller in self.controlled():
-            if site < len(stage.sites):
-                with self.no_autocast():
-                    flat = self._flat([(stage, controller)])
-                return Given(flat, (site * stage.channels, (site + 1) * stage.channels), {}, False)
-            site -= len(stage.sites)
-        raise AssertionError("a site belongs to a stage")
+            rows = {name: site - first for name, site in self._places[number].sites.items()}
+            inside = {name: end + row * stage.channels for name, row in rows.items() if 0 <= row < len(stage.sites)}
+            if inside:
+                needed.append((stage, controller))
+                spans |= {name: (begin, begin + stage.channels) for name, begin in inside.items()}
+                end += len(stage.sites) * stage.channels
+            first += len(stage.sites)
+        with self.no_autocast():
+            return Given(self._flat(needed), spans, {}, False)
 
     # -- what is computed ----------------------------------------------------------------------------------------------
 
@@ -223,14 +246,19 @@ class Steps:
         by_path: dict[str, dict[str, tuple[Tensor, Tensor]]] = {place.path: {} for place in self._places}
         for (place, entry, raw), effective in zip(whole, made, strict=True):
             by_path[place.path][entry.name] = raw, effective
-        return [Given(flat, self._spans[place.site], by_path[place.path], graded) for place in self._places]
+        return [Given(flat, self._spans_of(place), by_path[place.path], graded) for place in self._places]
+
+    def _spans_of(self, place: _Place) -> dict[str, tuple[int, int]]:
+        return {name: self._spans[site] for name, site in place.sites.items()}
 
     def _made(self, raws: list[Tensor], whole: list[tuple[_Place, Entry, Tensor]], flat: Tensor) -> Sequence[Tensor]:
         choice = self.controllers.fused
-        if raws and choice is not False and fused.scales(raws, flat, insist=choice is True):
-            return fused.scale(raws, flat, [self._spans[place.site][0] for place, _, _ in whole])
+        entries, sites = [entry for _, entry, _ in whole], [place.sites[entry.name] for place, entry, _ in whole]
+        plain = all(entry.plain for entry in entries)
+        if raws and plain and choice is not False and fused.scales(raws, flat, insist=choice is True):
+            return fused.scale(raws, flat, [self._spans[site][0] for site in sites])
         sizes = [row for stage in self.by_stage(flat) for row in stage.unbind()]
-        return reparam.effective([entry for _, entry, _ in whole], raws, [sizes[place.site] for place, _, _ in whole])
+        return reparam.effective(entries, raws, [sizes[site] for site in sites])
 
     def effective_parameters(self) -> dict[str, Tensor]:
         """The parameters that the network runs with, where they differ from the trained ones."""
@@ -264,10 +292,19 @@ class Steps:
 
     def _flat(self, controlled: list[tuple[Stage, Controller]]) -> Tensor:
         """Step sizes of all sites of some stages, one after the other."""
+        found = self._from_controllers(controlled)
+        if self.stepping.start is None:
+            return found
+        names = [stage.name for stage in self.stepping.stages]
+        whole = dict(zip(names, self.by_stage(self.controllers.dt0), strict=True))
+        first = in_one(whole[stage.name] for stage, _ in controlled)
+        return found / first * self.stepping.start  # exactly the start, as long as found is first
+
+    def _from_controllers(self, controlled: list[tuple[Stage, Controller]]) -> Tensor:
         choice = self.controllers.fused
         if choice or (choice is None and self.stepping.controller.reads_weights):
             stages, controllers = zip(*controlled, strict=True)
-            weights = [self._weight(conv) for stage in stages for site in stage.sites for conv in site.convs]
+            weights = [weight for stage in stages for site in stage.sites for weight in self._weights(site)]
             if fused.fits(weights, controllers, insist=choice is True):
                 described = fused.describe(weights, gradient=self.stepping.descriptor_gradient)
                 if self.stepping.descriptor == "visible":
@@ -280,12 +317,17 @@ class Steps:
         """What describes a stage, (L, D) in float32 or better; empty where the controller reads no weights."""
         if not controller.reads_weights:
             return at_least_float32(self._weight(stage.sites[0].convs[0]).new_empty(0))
-        weights = [[self._weight(conv) for conv in site.convs] for site in stage.sites]
+        weights = map(self._weights, stage.sites)
         rows = [torch.cat([_gathered(equations.descriptor(at_least_float32(w))) for w in site]) for site in weights]
         stacked = torch.stack(rows)
         if self.stepping.descriptor == "visible":
             stacked = equations.visible_descriptor(stacked)
         return stacked if self.stepping.descriptor_gradient else stacked.detach()
+
+    def _weights(self, site: Site) -> list[Tensor]:
+        """What describes a site, each with its outputs first and its inputs second."""
+        found = [self._weight(conv) for conv in site.convs]
+        return [_outputs_first(w, dims) for w, dims in zip(found, site.means, strict=True)] if site.means else found
 
     def _weight(self, conv: str) -> Tensor:
         """Not get_parameter: a parametrised weight, or that of a LoRA layer, is none."""
@@ -337,7 +379,7 @@ class Steps:
         if place is not None and new is not None and reparam.replaces(new, place.layer):
             make_plain(place.layer)
             place.layer = link.child = new
-            make_stepped(new, place.entries, partial(self.alone, place.site))
+            make_stepped(new, place.entries, partial(self.alone, self._places.index(place)))
             return
         was, which = (
             ("wrapped in", "hides its layers") if around else ("replaced by", "would run without its step size")
@@ -346,6 +388,24 @@ class Steps:
             f"{link.path} was {was} {type(new).__name__} since attach, which {which}; call timestepper.detach(net) "
             "first and attach afterwards, or change timestepper.fold(net)"
         )
+
+
+def _by_layer(by_site: list[tuple[Entry, ...]]) -> dict[str, list[tuple[Entry, int]]]:
+    """The entries of each layer, with their sites: a block may hold the scales of two of its branches."""
+    found: dict[str, list[tuple[Entry, int]]] = {}
+    for number, entries in enumerate(by_site):
+        for entry in entries:
+            found.setdefault(entry.layer, []).append((entry, number))
+    return found
+
+
+def _readers(sites: list[Site], places: list[_Place]) -> dict[str, tuple[str, ...]]:
+    """Modules that read the weights of stepped layers inside them, with the names of these."""
+    paths = dict.fromkeys(path for site in sites for path in site.readers)
+    return {
+        path: tuple(p.path.removeprefix(f"{path}.") for p in places if not path or p.path.startswith(f"{path}."))
+        for path in paths
+    }
 
 
 def find(module: nn.Module) -> Steps | None:
@@ -361,6 +421,13 @@ def _trained(layer: nn.Module, entry: Entry) -> Tensor:
             "step size away; do that to timestepper.fold(net)"
         )
     return found
+
+
+def _outputs_first(weight: Tensor, averaged: tuple[int, ...]) -> Tensor:
+    """Transposed, where inputs come first; a depthwise kernel, which has one input, averaged over space."""
+    if averaged == (0,):
+        return weight.t()
+    return at_least_float32(weight).flatten(2).mean(2) if len(averaged) > 1 else weight
 
 
 def _sharded(tensor: Tensor) -> bool:

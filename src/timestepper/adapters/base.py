@@ -11,6 +11,7 @@ from itertools import groupby
 from torch import Tensor, nn
 
 from timestepper.errors import NoSitesError, UnsupportedSiteError
+from timestepper.reparam import Entry
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,9 @@ class Site:
     last: tuple[str, ...]
     gate: str | None
     reduction: int
-    reader: str | None = None
+    readers: tuple[str, ...] = ()  # modules that read the weights of ``last`` and do not call them
+    entries: tuple[Entry, ...] = ()  # of a discovered site, which knows them; else they follow from last and gate
+    means: tuple[tuple[int, ...], ...] = ()  # of a discovered site: over which dimensions each of convs is averaged
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,12 @@ def register(block: type[nn.Module] | str) -> Callable[[Adapter], Adapter]:
     return remember
 
 
+def only_ours(model: nn.Module) -> bool:
+    """Whether no block of the network has an adapter of the user's own, which is to be heeded."""
+    known = {_dotted(type(block)) for block in model.modules()}
+    return all(_ADAPTERS[name].__module__.startswith("timestepper.") for name in known if name in _ADAPTERS)
+
+
 def find_stages(model: nn.Module) -> list[Stage]:
     """All stages of a network. Consecutive sites share a stage while container, width and descriptor stay the same."""
     sites = [
@@ -90,7 +99,7 @@ def find_stages(model: nn.Module) -> list[Stage]:
         )
     runs = groupby(found, key=lambda site: (_container(site.path), site.channels, site.descriptor, site.reduction))
     stages = [Stage(key[0] or "blocks", tuple(run)) for key, run in runs]
-    return _with_unique_names(stages)
+    return with_unique_names(stages)
 
 
 def skipped_blocks(model: nn.Module, stages: list[Stage]) -> list[str]:
@@ -139,7 +148,7 @@ def _resolved(model: nn.Module, path: str, branch: Branch) -> Site:
         last=last,
         gate=gate,
         reduction=branch.reduction,
-        reader=None if branch.reader is None else whole(branch.reader).removesuffix("."),
+        readers=() if branch.reader is None else (whole(branch.reader).removesuffix("."),),
     )
 
 
@@ -207,7 +216,7 @@ def _refuse_hooked(path: str, layer: nn.Module) -> None:
         )
 
 
-def _with_unique_names(stages: list[Stage]) -> list[Stage]:
+def with_unique_names(stages: list[Stage]) -> list[Stage]:
     """Stages of one name are numbered, and then those that their controllers' ModuleDict could not tell apart."""
     stages = _numbered(stages, [stage.name for stage in stages])
     while (apart := _numbered(stages, [stage.name.replace(".", "_") for stage in stages])) != stages:

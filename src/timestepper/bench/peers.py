@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import timestepper
+from timestepper import names
 from timestepper.adapters import create_model, find_stages
 from timestepper.controllers import parse
 from timestepper.errors import UnknownNameError
@@ -100,5 +101,5 @@ def check_name(variant: str) -> None:
         try:
             parse(variant)
         except UnknownNameError:
-            known = ", ".join(("plain", "literal", *PEERS, "lstm", "two_fc", "independent", "fixed(0.01)"))
+            known = ", ".join(("plain", "literal", *PEERS, names.known()))
             raise UnknownNameError(f"unknown variant {variant!r}; known are {known}") from None

@@ -1,22 +1,72 @@
 """The kinds of controller and how a user names them.
 
-``"lstm"``, ``"two_fc"``, ``"independent"`` and ``"fixed(0.01)"`` are names; ``controllers.fixed(0.01)`` is the same as
-the last one. A new kind is a class in a file of its own and a line in ``KINDS``.
+``"lstm"``, ``"two_fc"``, ``"independent"``, ``"fixed(0.01)"``, ``"scalar(0)"``, ``"channel(0.1)"`` and ``"depth(0.5)"``
+are names; ``controllers.fixed(0.01)`` is the same as that name. A kind of your own is a class and one line::
+
+    @timestepper.controllers.register("gru")
+    class GRU(timestepper.controllers.Controller): ...
+
+    timestepper.attach(net, "gru")      # or attach(net, GRU), without a name
 """
 
+import importlib
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from timestepper import names
 from timestepper.controllers.base import Controller, StageShape
+from timestepper.controllers.depth import Depth
 from timestepper.controllers.fixed import Fixed
 from timestepper.controllers.independent import Independent
 from timestepper.controllers.lstm import LSTM
+from timestepper.controllers.scalar import Channel, Scalar
 from timestepper.controllers.two_fc import TwoFC
 from timestepper.errors import StepSizeError, UnknownNameError
 
-KINDS: dict[str, type[Controller]] = {"lstm": LSTM, "two_fc": TwoFC, "independent": Independent, "fixed": Fixed}
+KINDS: dict[str, type[Controller]] = {
+    "lstm": LSTM,
+    "two_fc": TwoFC,
+    "independent": Independent,
+    "fixed": Fixed,
+    "scalar": Scalar,
+    "channel": Channel,
+    "depth": Depth,
+}
+
+
+def register(name: str) -> Callable[[type[Controller]], type[Controller]]:
+    """Give a controller of your own a name, which ``attach``, recipes, records and the page then know.
+
+    What its constructor takes beside the shape of a stage are its options, numbers: ``attach(net, "gru(2)")``.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in ("none", "plain"):
+        raise UnknownNameError(f"{name!r} cannot be the name of a controller; use small letters, digits and _")
+
+    def remember(kind: type[Controller]) -> type[Controller]:
+        known = KINDS.get(name)
+        if known is not None and (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
+            raise UnknownNameError(
+                f"a controller called {name!r} exists already, {known.__qualname__}; use another name"
+            )
+        _check(kind)
+        KINDS[name] = kind
+        options = _options_of(kind)
+        example = f"{name}({', '.join(options)})" if options else ""
+        names.CONTROLLERS[name] = names.Kind(options, kind.reads_weights, example)
+        return kind
+
+    return remember
+
+
+def _check(kind: object) -> None:
+    if not (inspect.isclass(kind) and issubclass(kind, Controller)) or inspect.isabstract(kind):
+        raise UnknownNameError(f"{kind!r} is no controller; derive it from timestepper.controllers.Controller")
+
+
+def _options_of(kind: type[Controller]) -> tuple[str, ...]:
+    return tuple(inspect.signature(kind).parameters)[1:]
 
 
 @dataclass(frozen=True)
@@ -62,20 +112,58 @@ def fixed(value: float) -> ControllerSpec:
         raise StepSizeError(f"a fixed step size must be a positive number, not {value!r}; try fixed(0.01)") from None
 
 
-def parse(name: "str | ControllerSpec") -> ControllerSpec:
+def scalar(value: float) -> ControllerSpec:
+    """A learned number per block, which begins at ``value``."""
+    return ControllerSpec("scalar", {"value": float(value)})
+
+
+def channel(value: float) -> ControllerSpec:
+    """A learned number per block and channel, which begins at ``value``."""
+    return ControllerSpec("channel", {"value": float(value)})
+
+
+def depth(alpha: float) -> ControllerSpec:
+    """A constant step size: the number of sites of the stage to the power of minus ``alpha``."""
+    return ControllerSpec("depth", {"alpha": float(alpha)})
+
+
+def parse(name: "str | ControllerSpec | type[Controller]") -> ControllerSpec:
     """The spec that a name such as ``lstm`` or ``fixed(0.01)`` stands for; a spec itself must have such a name."""
-    text = str(name).strip()
+    text = (_named(name) if inspect.isclass(name) else str(name)).strip()
     match = re.fullmatch(r"([^()]+)(?:\((.*)\))?", text)
-    if match is None or match[1] not in KINDS:
-        known = ", ".join("fixed(0.01)" if kind == "fixed" else kind for kind in KINDS)
-        raise UnknownNameError(f"unknown controller {text!r}; known are {known}")
+    if match is None or not _is_known(match[1]):
+        raise UnknownNameError(f"unknown controller {text!r}; known are {names.known()}")
     options = _options(match[1], match[2] or "")
     # A spec is saved as its name, which has its options in the order of the kind's own.
     if options is None or (isinstance(name, ControllerSpec) and list(name.options) != list(options)):
-        wanted = list(inspect.signature(KINDS[match[1]]).parameters)[1:]
+        wanted = _options_of(KINDS[match[1]])
         form = f"{match[1]}({', '.join(wanted)})" if wanted else match[1]
         raise StepSizeError(f"controller {text!r} is incomplete or has too much; write it as {form} with numbers")
     return name if isinstance(name, ControllerSpec) else ControllerSpec(match[1], options)
+
+
+def _named(kind: type[Controller]) -> str:
+    """A class that nobody has registered goes by where it is, so that it can be found again."""
+    _check(kind)
+    name = next((name for name, known in KINDS.items() if known is kind), f"{kind.__module__}:{kind.__qualname__}")
+    KINDS[name] = kind
+    return name
+
+
+def _is_known(kind: str) -> bool:
+    """Whether it is registered, or a class ``module:Class`` that can be imported."""
+    module, colon, path = kind.partition(":")
+    if kind in KINDS or not colon:
+        return kind in KINDS
+    try:
+        found = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError):
+        return False
+    _check(found)
+    KINDS[kind] = found  # type: ignore[assignment]
+    return True
 
 
 def _options(kind: str, text: str) -> dict[str, float] | None:
@@ -101,9 +189,13 @@ __all__ = [
     "Controller",
     "ControllerSpec",
     "StageShape",
+    "channel",
+    "depth",
     "fixed",
     "independent",
     "lstm",
     "parse",
+    "register",
+    "scalar",
     "two_fc",
 ]

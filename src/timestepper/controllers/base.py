@@ -30,6 +30,7 @@ class Controller(nn.Module):
     """
 
     reads_weights = True  # False: the descriptors are not used and need not be computed
+    own_start = False  # True: it is told where its step sizes begin, and ``attach(start=…)`` is refused
 
     def __init__(self, shape: StageShape):
         super().__init__()

@@ -13,6 +13,7 @@ class Fixed(Controller):
     """Nothing to learn. The value may exceed 1."""
 
     reads_weights = False
+    own_start = True
 
     def __init__(self, shape: StageShape, value: float):
         if not (math.isfinite(value) and value > 0):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from timestepper import data
+from timestepper import data, names
 from timestepper.adapters import create_model, find_stages
 from timestepper.api import attach, evolution_time, step_sizes
 from timestepper.controllers import parse
@@ -91,6 +91,7 @@ def network(recipe: Recipe, images: Any, sync_bn: bool = False) -> nn.Module:
     return attach(
         model,
         controller_name(recipe),
+        start=start if (start := recipe.controller.start) in names.STARTS else float(start),
         reduction=recipe.controller.reduction,
         descriptor=recipe.controller.descriptor,
         descriptor_gradient=recipe.controller.descriptor_gradient,
@@ -121,6 +122,8 @@ def identity(recipe: Recipe, images: Any) -> dict[str, Any]:
     if recipe.model.original_stride:
         found["original_stride"] = True
     found["controller"] = controller_name(recipe)
+    if recipe.controller.start != "paper":
+        found["start"] = recipe.controller.start
     if recipe.controller.reduction is not None:
         found["reduction"] = recipe.controller.reduction
     return found

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from timestepper.errors import RecipeError, first_line
+from timestepper.experiment.controller import check_controller
 from timestepper.experiment.schema import Recipe
 
 _LARGEST = 2**63 - 1  # of whole numbers
@@ -204,11 +205,7 @@ def _shown(value: Any) -> str:
 
 def _check_together(recipe: Recipe, source: str) -> None:
     """What single fields cannot show."""
-    fixed = recipe.controller.kind == "fixed"
-    if fixed and recipe.controller.value is None:
-        raise RecipeError(f"{source}: controller.kind fixed needs controller.value, for example 0.01")
-    if not fixed and recipe.controller.value is not None:
-        raise RecipeError(f"{source}: controller.value is only for controller.kind fixed, not {recipe.controller.kind}")
+    check_controller(recipe.controller, source)
     if recipe.schedule.warmup_epochs > recipe.run.epochs:
         raise RecipeError(
             f"{source}: schedule.warmup_epochs {recipe.schedule.warmup_epochs:g} is more than run.epochs "

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from timestepper import names
 from timestepper.engine.schedule import LAWS
 
 
@@ -34,12 +35,10 @@ class Model:
 class Controller:
     """Where the step sizes come from."""
 
-    kind: str = setting(
-        "none",
-        "Controller; none trains the plain network.",
-        choices=("none", "lstm", "two_fc", "independent", "fixed"),
-    )
-    value: float | None = setting(None, "Step size of the fixed kind.", above=0)
+    kind: str = setting("none", f"Controller: {names.known()}, or your own; none trains the plain network.")
+    value: float | None = setting(None, "The number of a kind that has one, if it is not in the kind.", least=0)
+    module: str | None = setting(None, "Python module that registers the kind; it is imported first.")
+    start: str = setting("paper", "Where step sizes begin: paper (about one half), identity (one), or a number.")
     reduction: int | None = setting(None, "The paper's r; absent: 4 for basic blocks, 8 for bottlenecks.", least=1)
     descriptor: str = setting(
         "mean",

@@ -97,7 +97,7 @@ def parse_seeds(text: str) -> list[int]:
 
 def _alternatives(override: str) -> list[str]:
     key, _, value = override.partition("=")
-    parts = [value] if any(mark in value for mark in "[\"'") else value.split(",")
+    parts = [value] if any(mark in value for mark in "[\"'") else re.split(r",(?![^(]*\))", value)
     return [f"{key}={part.strip()}" for part in parts]
 
 

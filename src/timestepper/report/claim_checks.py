@@ -5,13 +5,14 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from timestepper import names
 from timestepper.errors import RecordError
 from timestepper.report.claims import Claim, Row, Schedule, Statement, Steps, Structure
 from timestepper.report.names import DATA, SUBJECT, model_name, spelled
 from timestepper.report.strict import convert
 
 COUNTS = ("parameters_train", "parameters_inference", "gflops_train", "gflops_inference")
-FORMULAS = ("independent", "two_fc", "lstm")  # controllers that Table 1 has one for
+FORMULAS = tuple(name for name, kind in names.CONTROLLERS.items() if kind.paper)
 SOLUTIONS = ("large", "small", "rkf")
 NOISE_LEVELS = tuple(level / 10 for level in range(11))  # that records have
 AUGMENTS = ("none", "shift", "crop_flip", "resized_crop")
@@ -161,8 +162,9 @@ def _models(names: Iterable[str], where: str) -> None:
 
 def _subject(name: str, where: str) -> None:
     if not re.fullmatch(SUBJECT, name):
-        kinds = "plain, lstm, two_fc, independent, fixed(0.01)"
-        more = "last norm starts at 0.5, reduction 4, descriptor visible, descriptor gradient false, weight decay 0.1"
+        kinds = f"plain, {names.known()}"
+        more = "last norm starts at 0.5, start identity, reduction 4, descriptor visible, descriptor gradient false, "
+        more += "weight decay 0.1"
         raise RecordError(f"{where} controller {name!r} is not known; allowed are {kinds}, and then in order {more}")
     if spelled(name) != name:
         raise RecordError(f"{where} controller {name!r} must be written {spelled(name)!r}")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from timestepper.names import CONTROLLERS
 from timestepper.report.claims import Claims, Schedule
 from timestepper.report.names import PAPER_DATA, depth_of
 from timestepper.report.records import Record
@@ -19,6 +20,7 @@ _FREE = {
     "model": {"name", "last_norm_init"},
 }
 _USUAL = {"reduction": (None,), "descriptor": ("mean",), "descriptor_gradient": (True,), "weight_decay": (None,)}
+_USUAL["start"] = ("paper",)
 _OFF = (None, False, "none", "")
 
 
@@ -76,7 +78,7 @@ def repeated(records: Iterable[Record]) -> list[str]:
 
 
 def _order(group: Group) -> tuple:
-    task, subjects = group.task, ("plain", "lstm", "two_fc", "independent")
+    task, subjects = group.task, ("plain", *CONTROLLERS)
     rank = subjects.index(group.subject) if group.subject in subjects else len(subjects)
     return (
         task.data,
@@ -119,7 +121,7 @@ def subject_of(recipe: Mapping[str, Mapping[str, Any]]) -> str:
         options += [
             f"{key.replace('_', ' ')} {json.dumps(setting) if isinstance(setting, bool) else setting}"
             for key, setting in controller.items()
-            if key not in ("kind", "value") and setting not in _USUAL.get(key, _OFF)
+            if key not in ("kind", "value", "module") and setting not in _USUAL.get(key, _OFF)
         ]
     return ", ".join([name, *options])
 

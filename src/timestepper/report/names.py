@@ -2,14 +2,16 @@
 
 import re
 
+from timestepper.names import NUMBER, pattern
+
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet": "ImageNet", "digits": "digits"}
 PAPER_DATA = ("cifar10", "cifar100", "imagenet")
-NUMBER = r"\d+(\.\d+)?(e-\d+)?"
 # What groups.subject_of writes, options in its order; a plain network has none of a controller's.
 SUBJECT = (
-    r"(?!plain.*, (reduction|descriptor|weight))"
-    rf"(plain|lstm|two_fc|independent|fixed\({NUMBER}\))"
+    r"(?!plain.*, (start|reduction|descriptor|weight))"
+    rf"(plain|{pattern()})"
     rf"(, last norm starts at (?!1(,|$)){NUMBER})?"
+    rf"(, start (identity|{NUMBER}))?"
     rf"(, reduction [1-9]\d*)?(, descriptor visible)?(, descriptor gradient false)?(, weight decay {NUMBER})?"
 )
 _FAMILIES = {
@@ -48,4 +50,4 @@ def spelled(subject: str) -> str:
 
 def subject_name(subject: str) -> str:
     """``two_fc`` and ``fixed(0.01)`` for people."""
-    return re.sub(r"^fixed\((.*?)\)", r"fixed \1", subject).replace("two_fc", "two fc")
+    return re.sub(r"^(\w+)\((.*?)\)", r"\1 \2", subject).replace("two_fc", "two fc")

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from timestepper.names import reads_weights
 from timestepper.report import quantities
 from timestepper.report.claims import Claim, Row, Steps
 from timestepper.report.compare import by_task, differences
@@ -161,7 +162,7 @@ def influence_table(groups: Sequence[Group], label: Label) -> Table | None:
     """Whether controllers that are given the weights read them, stage by stage."""
     rows = []
     for group in groups:
-        reads = group.subject.startswith(("lstm", "two_fc"))  # the others have nothing to read
+        reads = group.subject != "plain" and reads_weights(group.subject)  # the others have nothing to read
         runs = [list(record.final.get("descriptor_influence", {}).values()) for record in group.runs.values()]
         if reads and all(runs):
             cells = (Cell(_small(mean_of(stage).mean)) for stage in zip(*runs, strict=False))

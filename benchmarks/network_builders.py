@@ -1,0 +1,165 @@
+"""Networks of networks.json with random weights, each with an example of its input and a loss."""
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+
+def build(library: str, name: str):
+    """(network, example, loss of the network)."""
+    return {"timm": from_timm, "torchvision": from_torchvision, "transformers": from_transformers}[library](name)
+
+
+def from_timm(name: str):
+    """With small images, where the network takes them."""
+    import timm
+
+    for options, pixels in (({}, 96), ({"img_size": 96}, 96), ({}, 128), ({"img_size": 128}, 128), ({}, None)):
+        try:
+            net = timm.create_model(name, **options).eval()
+            channels, *size = net.pretrained_cfg["input_size"]
+            example = torch.randn(2, channels, *([pixels] * 2 if pixels else size))
+            with torch.no_grad():
+                net(example)
+            break
+        except Exception:  # of a foreign network, which can raise anything
+            if pixels is None:
+                raise
+    return net, example, lambda net: squares(net(example))
+
+
+def from_torchvision(name: str):
+    from torchvision import models
+
+    kinds = {kind: getattr(models, kind) for kind in ("segmentation", "detection", "video")}
+    kind = next((kind for kind, module in kinds.items() if name in models.list_models(module=module)), "")
+    if kind == "detection":
+        return detection(models.get_model(name, weights=None, weights_backbone=None, num_classes=3))
+    options = {"weights_backbone": None, "num_classes": 3} if kind == "segmentation" else {}
+    net = models.get_model(name, weights=None, **options)
+    size = (
+        (3, 16, 224, 224)
+        if kind == "video" and name.startswith(("mvit", "swin"))
+        else (3, 4, 64, 64)
+        if kind == "video"
+        else (3, 128, 128)
+    )
+    if not kind and name.startswith(("vit", "maxvit", "inception")):
+        size = {"vit_h_14": (3, 224, 224), "inception_v3": (3, 299, 299)}.get(name, (3, 224, 224))
+    example = torch.randn(2 if size[-1] < 200 else 1, *size)
+    return net, example, lambda net: squares(net(torch.cat([example] * (1 + (len(example) < 2)))))
+
+
+def detection(net: nn.Module):
+    images = [torch.rand(3, 96, 96), torch.rand(3, 96, 96)]
+    inside = net.transform
+    inside.min_size, inside.max_size = (96,), 128
+    targets = [{"boxes": torch.tensor([[10.0, 10.0, 60.0, 60.0]]), "labels": torch.tensor([1])} for _ in images]
+    for target in targets:
+        target["masks"] = torch.ones(1, 96, 96, dtype=torch.uint8)
+        target["keypoints"] = torch.tensor([[[20.0, 20.0, 1.0]] * 17])
+    return net, (images,), lambda net: sum(net(images, targets).values())
+
+
+def from_transformers(name: str):
+    import transformers
+
+    net = tiny(transformers, name)
+    return net, None, lambda net: squares(net(**example_of(net)))
+
+
+def example_of(net: nn.Module):
+    from timestepper.sites.example import calls_of
+
+    return calls_of(net)[-1].kwargs
+
+
+def tiny(transformers, name: str) -> nn.Module:
+    """A network of transformers from a tiny configuration."""
+    text = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "vocab_size": 99,
+    }
+    causal = {**text, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    grouped = {**causal, "num_key_value_heads": 2, "head_dim": 8}
+    image = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "image_size": 32,
+        "patch_size": 8,
+    }
+    options = {
+        "ResNet": {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [2, 2]},
+        "ViT": image,
+        "DeiT": image,
+        "Swin": {
+            "image_size": 32,
+            "patch_size": 2,
+            "embed_dim": 16,
+            "depths": [2, 2],
+            "num_heads": [2, 4],
+            "window_size": 4,
+        },
+        "ConvNext": {"hidden_sizes": [16, 32], "depths": [2, 2], "num_stages": 2, "image_size": 32},
+        "Dinov2": {**image, "mlp_ratio": 2},
+        "CLIP": {"text_config": {**causal}, "vision_config": image, "projection_dim": 16},
+        "Segformer": {
+            "hidden_sizes": [16, 32],
+            "depths": [2, 2],
+            "num_encoder_blocks": 2,
+            "num_attention_heads": [2, 4],
+            "sr_ratios": [2, 1],
+            "patch_sizes": [7, 3],
+            "strides": [4, 2],
+            "mlp_ratios": [2, 2],
+            "decoder_hidden_size": 16,
+        },
+        "Bert": causal,
+        "Roberta": causal,
+        "T5": {
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 64,
+            "num_layers": 2,
+            "num_heads": 4,
+            "vocab_size": 99,
+            "decoder_start_token_id": 0,
+        },
+        "GPT2": {
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "vocab_size": 99,
+            "n_positions": 64,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        "OPT": {**causal, "ffn_dim": 64, "word_embed_proj_dim": 32},
+        "Llama": grouped,
+        "Mistral": grouped,
+        "Qwen3": grouped,
+        "Gemma2": grouped,
+        "GPTNeoX": causal,
+        "Olmo2": {**causal, "num_key_value_heads": 2},
+    }[name]
+    heads = {"ResNet": "ForImageClassification", "ViT": "ForImageClassification", "DeiT": "ForImageClassification"}
+    heads |= {
+        "Swin": "ForImageClassification",
+        "ConvNext": "ForImageClassification",
+        "Dinov2": "ForImageClassification",
+    }
+    heads |= {"CLIP": "Model", "Segformer": "ForImageClassification", "Bert": "ForMaskedLM", "Roberta": "ForMaskedLM"}
+    heads |= {"T5": "ForConditionalGeneration", "GPT2": "LMHeadModel"}
+    config = getattr(transformers, f"{name}Config")(**options)
+    return getattr(transformers, name + heads.get(name, "ForCausalLM"))(config)
+
+
+def squares(output) -> Tensor:
+    """Something that depends on all of an output."""
+    found = [t for t in tree_flatten(output)[0] if isinstance(t, Tensor) and t.is_floating_point() and t.requires_grad]
+    return sum((t.float() ** 2).mean() for t in found)

@@ -1,0 +1,176 @@
+"""Which networks can be attached to: every one of networks.json is discovered, trained for a step, folded, compared.
+
+    python benchmarks/networks.py [--only timm|torchvision|transformers] [--names NAME …] [--seconds 300]
+
+Weights are random. Each network runs in a process of its own, with a limit of time; what is there already is kept, so
+that the work can be done in pieces. Writes benchmarks/results/networks.json and docs/networks.md.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+LIST = HERE / "networks.json"
+RESULTS = HERE / "results" / "networks.json"
+PAGE = HERE.parent / "docs" / "networks.md"
+ENOUGH = 0.9  # of a network's residual sums, accepted and proved: then it counts
+TOLD = {"timm": "timm", "torchvision": "torchvision", "transformers": "transformers"}
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--only", choices=TOLD)
+    options.add_argument("--names", nargs="*")
+    options.add_argument("--seconds", type=float, default=300)
+    options.add_argument("--again", action="store_true", help="also those that have a result")
+    options.add_argument("--one", nargs=2, metavar=("LIBRARY", "NAME"), help="measure one, in this process")
+    chosen = options.parse_args()
+    if chosen.one:
+        print(json.dumps(measure(*chosen.one)))
+        return
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for library, name in listed():
+        key = f"{library}/{name}"
+        wanted = (not chosen.only or chosen.only == library) and (not chosen.names or name in chosen.names)
+        if wanted and (chosen.again or key not in results):
+            results[key] = in_its_own_process(library, name, chosen.seconds)
+            print(key, results[key], flush=True)
+            RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
+    PAGE.write_text(page(results))
+
+
+def listed() -> list[tuple[str, str]]:
+    """All networks of the list but those without residual sums."""
+    found = json.loads(LIST.read_text())
+    names = {
+        "timm": [name for file in found["timm"].values() for name in file],
+        "torchvision": [name for part in found["torchvision"].values() for name in part],
+        "transformers": found["transformers"],
+    }
+    return [(library, n) for library in names for n in names[library] if n not in found["without"][library]]
+
+
+def in_its_own_process(library: str, name: str, seconds: float) -> dict:
+    command = [sys.executable, __file__, "--one", library, name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"took more than {seconds:.0f} s"}
+    if done.returncode:
+        return {"failed": done.stderr.strip().rpartition("\n")[2][:300] or f"exit code {done.returncode}"}
+    return json.loads(done.stdout.strip().rpartition("\n")[2])
+
+
+def measure(library: str, name: str) -> dict:
+    import torch
+    from network_builders import build, example_of
+
+    import timestepper
+
+    torch.manual_seed(0)
+    net, example, loss = build(library, name)
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    began = time.perf_counter()
+    found = timestepper.discover(net, example)
+    seconds = time.perf_counter() - began
+    result = {
+        "parameters": sum(parameter.numel() for parameter in net.parameters()),
+        "sites": sum(len(stage.sites) for stage in found.stages),
+        "stages": len(found.stages),
+        "share": round(found.share, 4),
+        "error": max(found.errors.values(), default=None),
+        "seconds": round(seconds, 1),
+        "refused": sorted({f"{sum_.reason}" for sum_ in found.refused if sum_.residual}),
+        "no residuals": sorted({sum_.reason for sum_ in found.refused if not sum_.residual}),
+    }
+    if not found.stages:
+        return result
+    untouched = all(torch.equal(before[key], value) for key, value in net.state_dict().items())
+    timestepper.attach(net, "lstm", sites=found)
+    base = result["parameters"]
+    result["controllers"] = round(sum(p.numel() for p in timestepper.controller_parameters(net)) / base, 4)
+    net.train()
+    optimiser = torch.optim.SGD(net.parameters(), lr=1e-4)
+    loss(net).backward()
+    missing = [n for n, p in net.controllers.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    optimiser.step()
+    net.eval()
+    example = example_of(net) if example is None else example
+    with torch.no_grad():
+        torch.manual_seed(0)
+        attached = flat(call(net, example))
+        torch.manual_seed(0)
+        folded = flat(call(timestepper.fold(net), example))
+    scale = max(max((t.abs().max().item() for t in folded if t.numel()), default=0.0), 1e-30)
+    difference = max(
+        ((a - b).abs().max().item() for a, b in zip(attached, folded, strict=True) if a.numel()), default=0.0
+    )
+    return {**result, "folded": difference / scale, "untouched": untouched, "without gradient": missing}
+
+
+def call(net, example):
+    if isinstance(example, dict):
+        return net(**example)
+    return net(*example) if isinstance(example, tuple) else net(example)
+
+
+def flat(output) -> list:
+    """All floating tensors of an output."""
+    import torch
+    from torch.utils._pytree import tree_flatten
+
+    return [t for t in tree_flatten(output)[0] if isinstance(t, torch.Tensor) and t.is_floating_point()]
+
+
+def counts(result: dict) -> bool:
+    """Enough of its residual sums are proved, a training step works, and folding changes nothing."""
+    good = not result.get("failed") and result["share"] >= ENOUGH and result["sites"] > 0
+    return good and result["folded"] < 1e-4 and result["untouched"] and not result["without gradient"]
+
+
+def page(results: dict) -> str:
+    lines = [
+        "# Networks",
+        "",
+        "Every network of [networks.json](../benchmarks/networks.json), a list that was written before anything was",
+        "tuned, with random weights: its sites are discovered and proved on a float64 copy, an LSTM controller is",
+        "attached, one training step is made, and the folded network is compared with the attached one. It counts",
+        "if 90 % of its residual sums are accepted and proved. Written by `benchmarks/networks.py`; the numbers are in",
+        "[results/networks.json](../benchmarks/results/networks.json).",
+        "",
+    ]
+    for library in TOLD:
+        names = [name for lib, name in listed() if lib == library]
+        rows = {name: results[f"{library}/{name}"] for name in names if f"{library}/{name}" in results}
+        good = sum(map(counts, rows.values()))
+        share = f" ({100 * good / len(rows):.0f} %)" if rows else ""
+        lines += [f"## {library}: {good} of {len(rows)}{share}", ""]
+        lines += [
+            "| network | sites | of residual sums | proved error | controllers | folded differs by | |",
+            "| --- | --- | --- | --- | --- | --- | --- |",
+        ]
+        lines += [row(name, result) for name, result in rows.items()]
+        if missing := [name for name in names if name not in rows]:
+            lines += ["", f"Not run on this machine: {', '.join(missing)}."]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def row(name: str, result: dict) -> str:
+    if result.get("failed"):
+        return f"| {name} | | | | | | **no**: {result['failed']} |"
+    error = "" if result["error"] is None else f"{result['error']:.0e}"
+    share = f"{100 * result['share']:.0f} %"
+    controllers = f"{100 * result['controllers']:.1f} %" if "controllers" in result else ""
+    folded = f"{result['folded']:.0e}" if "folded" in result else ""
+    reasons = "; ".join(result["refused"][:3]) or ("; ".join(result["no residuals"][:2]) if not result["sites"] else "")
+    said = reasons if counts(result) else f"**no**: {reasons or 'see the JSON'}"
+    return f"| {name} | {result['sites']} | {share} | {error} | {controllers} | {folded} | {said} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""A constant step size that falls with the depth of the stage: L to the power of minus alpha for L sites."""
+
+import math
+
+from timestepper.controllers.base import StageShape
+from timestepper.controllers.fixed import Fixed
+from timestepper.errors import StepSizeError
+
+
+class Depth(Fixed):
+    """Nothing to learn. alpha = 1 makes the evolution time of every stage 1, whatever its depth."""
+
+    def __init__(self, shape: StageShape, alpha: float):
+        if not math.isfinite(alpha):
+            raise StepSizeError(f"alpha must be a number, not {alpha}; try depth(0.5)")
+        super().__init__(shape, shape.sites**-alpha)

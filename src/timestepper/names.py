@@ -1,0 +1,55 @@
+"""The kinds of controller by name, without torch: what recipes, claims, records and the page know of them.
+
+``timestepper.controllers`` has the classes. A kind of a user's own joins this table when it is registered.
+"""
+
+import re
+from dataclasses import dataclass
+
+NUMBER = r"\d+(\.\d+)?(e-\d+)?"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What can be said of a kind without building it."""
+
+    options: tuple[str, ...] = ()  # numbers, in the order in which they are written: ``fixed(0.01)``
+    reads_weights: bool = True
+    example: str = ""  # how it is written, where it has options
+    paper: bool = False  # whether Table 1 of the paper has a formula for it
+
+
+CONTROLLERS: dict[str, Kind] = {
+    "lstm": Kind(paper=True),
+    "two_fc": Kind(paper=True),
+    "independent": Kind(reads_weights=False, paper=True),
+    "fixed": Kind(("value",), reads_weights=False, example="fixed(0.01)"),
+    "scalar": Kind(("value",), reads_weights=False, example="scalar(0)"),
+    "channel": Kind(("value",), reads_weights=False, example="channel(0.1)"),
+    "depth": Kind(("alpha",), reads_weights=False, example="depth(0.5)"),
+}
+STARTS = ("paper", "identity")  # or a number
+
+
+def known() -> str:
+    """All kinds as a user writes them."""
+    return ", ".join(kind.example or name for name, kind in CONTROLLERS.items())
+
+
+def kind_of(controller: str) -> str:
+    """``fixed`` of ``fixed(0.01)``."""
+    return re.split(r"[(,]", controller)[0].strip()
+
+
+def reads_weights(controller: str) -> bool:
+    """Whether a controller is shown the weights; one that only its user knows may be."""
+    kind = CONTROLLERS.get(kind_of(controller))
+    return kind is None or kind.reads_weights
+
+
+def pattern() -> str:
+    """A regular expression of all kinds as they are written."""
+    return "|".join(
+        rf"{name}\({', '.join([NUMBER] * len(kind.options))}\)" if kind.options else name
+        for name, kind in CONTROLLERS.items()
+    )

@@ -1,0 +1,149 @@
+"""Where the sites of a network are: adapters of the paper's families know theirs, any other network is discovered."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from timestepper.adapters import Site, Stage, find_stages
+from timestepper.adapters.base import only_ours
+from timestepper.errors import MismatchError, NoSitesError, UnknownNameError, UnsupportedSiteError, first_line
+from timestepper.sites.discovery import NotTaken, candidates
+from timestepper.sites.example import NeedsExampleError, calls_of
+from timestepper.sites.proof import prove
+from timestepper.sites.stages import grouped, reduced
+from timestepper.sites.table import Discovery
+from timestepper.sites.trace import Trace
+from timestepper.sites.twin import Call, left_alone, twin
+
+Patterns = str | Sequence[str] | None
+
+
+def find(
+    net: nn.Module, example: Any = None, sites: Patterns | Discovery = None, exclude: Patterns = None
+) -> tuple[Stage, ...]:
+    """The stages of a network: those of adapters where they know one of its blocks, else what is discovered."""
+    if isinstance(sites, Discovery):
+        return _chosen(sites.stages, None, exclude) if exclude is not None else sites.stages
+    try:
+        stages = find_stages(net)
+    except (NoSitesError, UnsupportedSiteError) as error:
+        if not only_ours(net):
+            raise
+        try:
+            stages = list(_discovered(net, example))
+        except NeedsExampleError as needs:
+            raise (error if isinstance(error, UnsupportedSiteError) else needs) from None
+    return _chosen(stages, sites, exclude) if sites is not None or exclude is not None else tuple(stages)
+
+
+def discover(net: nn.Module, example: Any = None) -> Discovery:
+    """Look for the residual branches of a network, whatever it is, and prove for each that it can take a step size.
+
+    One eager forward on a copy shows the sums; for each the walk back along its branch finds the parameters that the
+    step size enters. The network itself is not touched.
+
+    Args:
+        net: a network without controllers.
+        example: what its forward takes: a tensor, a tuple of arguments, or a dict of arguments by name. By default it
+            is made from the network's configuration (timm, transformers).
+
+    Returns:
+        A table: ``print`` it.
+
+    Raises:
+        MismatchError: the network says nothing of its input, or fails on the example.
+    """
+    *small, call = calls_of(net, example)
+    with left_alone():
+        copy = twin(net).eval()
+        trace, call = _first_that_runs(copy, small, call)
+        found, refused = candidates(trace, copy)
+        results = prove(copy, call, found)
+    proved = {c.site.path: result for c, result in zip(found, results, strict=True) if isinstance(result, float)}
+    wrong = [
+        NotTaken(candidate.site.path, result, residual=True)
+        for candidate, result in zip(found, results, strict=True)
+        if isinstance(result, str)
+    ]
+    stages = grouped([candidate.site for candidate in found if candidate.site.path in proved])
+    return Discovery(type(net).__name__, tuple(stages), proved, (*refused, *wrong))
+
+
+def _discovered(net: nn.Module, example: Any) -> tuple[Stage, ...]:
+    found = discover(net, example)
+    if found.stages:
+        return found.stages
+    reasons = [f"{sum_.path or 'the network'}: {sum_.reason}" for sum_ in found.refused]
+    more = f"; and {len(reasons) - 3} more" if len(reasons) > 3 else ""
+    said = f"of {len(reasons)} sums none can take a step size ({'; '.join(reasons[:3])}{more})"
+    raise NoSitesError(
+        f"{found.network} has no residual branch: {said if reasons else 'its forward adds no two features'}"
+    )
+
+
+def _first_that_runs(net: nn.Module, small: list[Call], call: Call) -> tuple[Trace, Call]:
+    for less in small:
+        with suppress(MismatchError):
+            return _traced(net, less), less
+    return _traced(net, call), call
+
+
+@torch.no_grad()
+def _traced(net: nn.Module, call: Call) -> Trace:
+    """The graph of one forward of a copy."""
+    traces: list[Trace] = []
+
+    class Entered(nn.Module):
+        """Begins the trace with the very tensors that the network gets."""
+
+        def forward(self, *args, **kwargs):
+            trace = Trace(net, (args, kwargs))
+            traces.append(trace)
+            with trace.places.followed(), trace:
+                return net(*args, **kwargs)
+
+    entered = Entered()
+    entered.inner = net
+    try:
+        call(entered)
+    except Exception as error:  # of a foreign network, which can raise anything
+        where = traces[0].places.failed if traces else ""
+        raise MismatchError(
+            f"{type(net).__name__} fails on an example of {call}{f' in {where}' if where else ''}: "
+            f"{type(error).__name__}: {first_line(error)}; pass example=, what its forward takes"
+        ) from error
+    finally:
+        for trace in traces:
+            trace.forget()
+    return traces[0]
+
+
+def _chosen(stages: Sequence[Stage], sites: Patterns, exclude: Patterns) -> tuple[Stage, ...]:
+    """Those sites whose name, or that of an absorbing layer, fits a pattern of ``sites`` and none of ``exclude``."""
+    every = [site for stage in stages for site in stage.sites]
+    keep = {site.path for site in every if sites is None or _fits(site, _listed(sites))}
+    keep -= {site.path for site in every if exclude is not None and _fits(site, _listed(exclude))}
+    for pattern in (*_listed(sites), *_listed(exclude)):
+        if not any(_fits(site, [pattern]) for site in every):
+            known = ", ".join(site.path for site in every[:6])
+            raise UnknownNameError(f"no site is called {pattern!r}; there are {known}{', …' if len(every) > 6 else ''}")
+    if not keep:
+        raise NoSitesError("sites= and exclude= leave no site; give others")
+    kept = [replace(stage, sites=tuple(s for s in stage.sites if s.path in keep)) for stage in stages]
+    return tuple(stage for stage in kept if stage.sites)
+
+
+def _fits(site: Site, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in (site.path, *site.last) for pattern in patterns)
+
+
+def _listed(patterns: Patterns) -> list[str]:
+    return [patterns] if isinstance(patterns, str) else list(patterns or ())
+
+
+__all__ = ["Discovery", "discover", "find", "reduced"]

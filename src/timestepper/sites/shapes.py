@@ -1,0 +1,95 @@
+"""Where a dimension of a tensor comes from: functions that move numbers about and leave each as it is, or scale it."""
+
+from math import prod
+
+from timestepper.sites.trace import Node
+
+_RESHAPES = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as", "ravel"}
+_SWAPS = {"transpose", "swapaxes", "swapdims", "transpose_"}
+_TURNS = {"t", "T", "mT", "adjoint", "mH", "H"}
+MOVES = _RESHAPES | _SWAPS | _TURNS | {"permute", "movedim", "moveaxis"}
+CASTS = {"to", "type", "type_as", "float", "double", "half", "bfloat16", "contiguous", "clone", "requires_grad_"}
+# Linear, one channel at a time: a step size passes through them.
+PASSES = CASTS | {"dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "dropout_", "native_dropout"}
+PASSES |= {"roll", "flip", "pad", "interpolate", "upsample", "masked_fill", "masked_fill_", "expand", "repeat", "neg"}
+PASSES |= {f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)} | {"index_select", "__neg__"}
+REDUCES = {"mean"}
+
+
+def came_from(node: Node, dim: int) -> int | None:
+    """The dimension of the node's first live input that ``dim`` of the node is; None where it was split or merged."""
+    before = next(other for other in node.inputs if other.live)
+    size = len(before.shape)
+    if node.name in _SWAPS:
+        pair = [index % size for index in _numbers(node)]
+        return pair[1 - pair.index(dim)] if dim in pair else dim
+    if node.name in _TURNS:
+        return {size - 1: size - 2, size - 2: size - 1}.get(dim, dim)
+    if node.name == "permute":
+        return _numbers(node)[dim] % size
+    if node.name in ("movedim", "moveaxis"):
+        return _moved(node, size)[dim]
+    if node.name in REDUCES:
+        gone = {index % size for index in _numbers(node)}
+        kept = [index for index in range(size) if index not in gone]
+        return dim if len(node.shape) == size else kept[dim]
+    if node.name in _RESHAPES:
+        after = prod(node.shape[dim + 1 :])
+        same = (i for i, n in enumerate(before.shape) if n == node.shape[dim] and prod(before.shape[i + 1 :]) == after)
+        return next(same, None)
+    return dim if size == len(node.shape) else None
+
+
+def goes_to(node: Node, dim: int) -> int | None:
+    """The dimension of the node that ``dim`` of its input becomes."""
+    return next((index for index in range(len(node.shape)) if came_from(node, index) == dim), None)
+
+
+def cut(node: Node, dim: int) -> tuple[int, int] | None:
+    """Which channels of its input a part holds: (first, how many); None of a function that takes no plain part."""
+    before = node.inputs[0]
+    if node.name == "__getitem__":
+        index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        index = tuple(_spread(index, len(before.shape)))
+        if len(index) <= dim:
+            return 0, before.shape[dim]
+        if any(not isinstance(part, slice) for part in index):
+            return None
+        first, end, step = index[dim].indices(before.shape[dim])
+        return (first, max(0, end - first)) if step == 1 else None
+    if node.name == "narrow":
+        along, first, length = _numbers(node)
+        return (first, length) if along % len(before.shape) == dim else (0, before.shape[dim])
+    if node.name in ("chunk", "split", "tensor_split", "split_with_sizes"):
+        along = node.kwargs.get("dim", node.args[2] if len(node.args) > 2 else 0) % len(before.shape)
+        if along != dim:
+            return 0, before.shape[dim]
+        parts = [user for user in before.users if user.args is node.args]
+        return sum(part.shape[dim] for part in parts if part.part < node.part), node.shape[dim]
+    return None
+
+
+CUTS = {"__getitem__", "narrow", "chunk", "split", "tensor_split", "split_with_sizes"}
+
+
+def _spread(index: tuple, dims: int) -> list:
+    """Without the ellipsis."""
+    if Ellipsis not in [part for part in index if part is Ellipsis]:
+        return list(index)
+    place = next(i for i, part in enumerate(index) if part is Ellipsis)
+    return [*index[:place], *[slice(None)] * (dims - len(index) + 1), *index[place + 1 :]]
+
+
+def _moved(node: Node, size: int) -> list[int]:
+    source, target = ([n] if isinstance(n, int) else list(n) for n in (*node.args[1:], *node.kwargs.values()))
+    order = [index for index in range(size) if index not in [n % size for n in source]]
+    for place, index in sorted(zip([n % size for n in target], [n % size for n in source], strict=True)):
+        order.insert(place, index)
+    return order
+
+
+def _numbers(node: Node) -> list[int]:
+    """The whole numbers among a function's arguments: its dimensions."""
+    values = [*node.args[1:], *(value for key, value in node.kwargs.items() if key not in ("keepdim", "dtype"))]
+    flat = [n for value in values for n in (value if isinstance(value, list | tuple) else [value])]
+    return [n for n in flat if isinstance(n, int) and not isinstance(n, bool)]

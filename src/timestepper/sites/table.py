@@ -1,0 +1,63 @@
+"""What was found in a network, as a table that prints itself."""
+
+from dataclasses import dataclass
+
+from timestepper.adapters import Stage
+from timestepper.reparam import Entry
+from timestepper.sites.discovery import NotTaken
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """The sites of a network, each proved, and the sums that have none."""
+
+    network: str
+    stages: tuple[Stage, ...]
+    errors: dict[str, float]  # by site: relative, on the attached network in float64
+    refused: tuple[NotTaken, ...]
+
+    @property
+    def share(self) -> float:
+        """Of the residual sums, those that were accepted and proved."""
+        accepted = sum(len(stage.sites) for stage in self.stages)
+        residual = accepted + sum(sum_.residual for sum_ in self.refused)
+        return accepted / residual if residual else 0.0
+
+    def rows(self) -> list[tuple[str, str, str, str, str]]:
+        """(stage, site, absorbing layer, rule, proved error)."""
+        return [
+            (stage.name, site.path, ", ".join(site.last), rule(site.entries), f"{self.errors[site.path]:.1e}")
+            for stage in self.stages
+            for site in stage.sites
+        ]
+
+    def __str__(self) -> str:
+        sites = sum(len(stage.sites) for stage in self.stages)
+        lines = [f"{self.network}: {sites} sites in {len(self.stages)} stages"]
+        lines += _aligned([("stage", "site", "absorbing layer", "rule", "proved error"), *self.rows()])
+        if self.refused:
+            lines.append("sums without a step size:")
+            lines += [f"  {path or 'the network'}: {reason}" for path, reason in self._reasons()]
+        return "\n".join(lines)
+
+    def _reasons(self) -> list[tuple[str, str]]:
+        return [(sum_.path, sum_.reason) for sum_ in self.refused]
+
+
+def rule(entries: tuple[Entry, ...]) -> str:
+    """How the step size enters, in words."""
+    parts = []
+    for entry in entries:
+        times = "/dt" if entry.divide else "*dt"
+        where = ""
+        if entry.length is not None:
+            where = f"[{entry.row}:{entry.row + entry.length}]"
+            times += f"[{entry.begin}:{entry.begin + entry.length}]"
+        along = f" (dimension {entry.dimension})" if entry.dimension else ""
+        parts.append(f"{'1+' if entry.offset else ''}{entry.name}{where}{times}{along}")
+    return ", ".join(parts)
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]

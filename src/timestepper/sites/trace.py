@@ -1,0 +1,201 @@
+"""What one eager forward computes, as a graph: every function with its tensors, which are parameters, and whose.
+
+A ``TorchFunctionMode`` sees each call of a torch function and traces nothing: what runs is the network itself, whatever
+its forward does.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+_NODE = "_timestepper_node"  # where a tensor keeps the node that it came from
+IN_PLACE = {"add_", "__iadd__"}
+SUMS = {"add", "__add__", "__radd__"} | IN_PLACE
+# They take a tensor for its device or shape alone.
+_FRESH = {"new_empty", "new_zeros", "new_ones", "new_full", "new_tensor"}
+_FRESH |= {"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"}
+_HALVES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(eq=False)
+class Node:
+    """One tensor: an input, a parameter or buffer, a constant, or what a function returned."""
+
+    number: int
+    name: str  # of the function; "input", "parameter", "constant"
+    shape: tuple[int, ...]
+    module: str = ""  # the innermost one that was running
+    running: frozenset[str] = frozenset()  # and all around it
+    args: tuple = ()  # with nodes for tensors
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    part: int = 0  # which of the tensors that the function returned
+    inputs: list["Node"] = field(default_factory=list)
+    users: list["Node"] = field(default_factory=list)
+    live: bool = False  # depends on the network's input
+    owner: str = ""  # of a parameter: the layer that has it
+    own_name: str = ""
+    ancestors: int = 0  # a bit for the number of each
+    occurrence: int = 0  # how many sums ran in its module before it
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Of a sum: the same in every run of the network."""
+        return self.module, self.occurrence
+
+    def comes_from(self, other: "Node") -> bool:
+        return bool(self.ancestors >> other.number & 1)
+
+
+class Places:
+    """Which module is running."""
+
+    def __init__(self, root: nn.Module):
+        self._root = root
+        self.stack: list[str] = []
+        self.failed = ""  # the innermost module that raised
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        handles = []
+        self.stack.clear()
+        for path, module in self._root.named_modules():
+            handles.append(module.register_forward_pre_hook(self._entering(path), prepend=True))
+            handles.append(module.register_forward_hook(self._leaving, always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _entering(self, path: str) -> Callable:
+        def enter(module, inputs):
+            self.stack.append(path)
+
+        return enter
+
+    def _leaving(self, module, inputs, output) -> None:
+        path = self.stack.pop()
+        if output is None:  # torch calls the hook after an exception too, without an output
+            self.failed = self.failed or path
+
+    @property
+    def here(self) -> str:
+        return self.stack[-1] if self.stack else ""
+
+
+class Watching(TorchFunctionMode):
+    """Calls every function in float64, where a network insists on less, and hands its sums to ``add``."""
+
+    def __init__(self, places: Places):
+        super().__init__()
+        self.places = places
+        self.seen: Counter[str] = Counter()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = function_name(func)
+        if name in ("float", "half", "bfloat16"):
+            func = Tensor.double
+        args, kwargs = tree_map(_precise, (args, kwargs))
+        if name not in SUMS or sum(isinstance(arg, Tensor) for arg in args[:2]) < 2:
+            return self.call(name, func, args, kwargs)
+        key = self.places.here, self.seen[self.places.here]
+        self.seen[self.places.here] += 1
+        return self.add(key, func, args, kwargs)
+
+    def call(self, name: str, func: Callable, args: tuple, kwargs: dict) -> Any:
+        return func(*args, **kwargs)
+
+    def add(self, key: tuple[str, int], func: Callable, args: tuple, kwargs: dict) -> Any:
+        return func(*args, **kwargs)
+
+
+class Trace(Watching):
+    """The graph of one forward."""
+
+    def __init__(self, root: nn.Module, inputs: Any):
+        super().__init__(Places(root))
+        self.nodes: list[Node] = []
+        self.shared: set[tuple[str, str]] = set()  # parameters that several layers have
+        self._owned: list[Tensor] = []
+        first: dict[int, tuple[str, str]] = {}
+        for path, module in root.named_modules():
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is None:
+                    continue
+                if id(tensor) in first:
+                    self.shared |= {first[id(tensor)], (path, name)}
+                    continue
+                first[id(tensor)] = path, name
+                self._owned.append(tensor)
+                self._know(tensor, self._node("parameter", tensor, owner=path, own_name=name))
+        for tensor in tree_flatten(inputs)[0]:
+            if isinstance(tensor, Tensor):
+                self._know(tensor, self._node("input", tensor, live=True))
+
+    def forget(self) -> None:
+        """Parameters must not carry the graph along into copies."""
+        for tensor in self._owned:
+            tensor.__dict__.pop(_NODE, None)
+
+    @property
+    def sums(self) -> list[Node]:
+        return [node for node in self.nodes if node.name in SUMS and sum(isinstance(a, Node) for a in node.args) == 2]
+
+    def call(self, name: str, func: Callable, args: tuple, kwargs: dict) -> Any:
+        mapped_args, mapped_kwargs = tree_map(self._of, (args, kwargs))  # before an in-place function changes them
+        result = func(*args, **kwargs)
+        if name == "__setitem__":
+            self._record(name, args[0], mapped_args, mapped_kwargs, 0)
+            return result
+        found = [value for value in tree_flatten(result)[0] if isinstance(value, Tensor)]
+        for part, tensor in enumerate(found):
+            self._record(name, tensor, mapped_args, mapped_kwargs, part)
+        return result
+
+    def add(self, key: tuple[str, int], func: Callable, args: tuple, kwargs: dict) -> Any:
+        result = self.call(function_name(func), func, args, kwargs)
+        self.nodes[-1].occurrence = key[1]
+        return result
+
+    def _record(self, name: str, tensor: Tensor, args: tuple, kwargs: dict, part: int) -> None:
+        inputs = [] if name in _FRESH else [node for node in tree_flatten((args, kwargs))[0] if isinstance(node, Node)]
+        node = self._node(name, tensor, args=args, kwargs=kwargs, part=part, inputs=inputs)
+        node.live = any(other.live for other in inputs)
+        for other in inputs:
+            other.users.append(node)
+            node.ancestors |= other.ancestors | 1 << other.number
+        self._know(tensor, node)
+
+    def _node(self, name: str, tensor: Tensor, **what) -> Node:
+        running = frozenset(self.places.stack)
+        node = Node(len(self.nodes), name, tuple(tensor.shape), self.places.here, running, **what)
+        self.nodes.append(node)
+        return node
+
+    def _of(self, value: Any) -> Any:
+        """The node of a tensor; a tensor that nobody made is a constant."""
+        if not isinstance(value, Tensor):
+            return value
+        node = value.__dict__.get(_NODE)
+        return node if node is not None else self._know(value, self._node("constant", value))
+
+    def _know(self, tensor: Tensor, node: Node) -> Node:
+        tensor.__dict__[_NODE] = node
+        return node
+
+
+def function_name(func: Callable) -> str:
+    name = getattr(func, "__name__", str(func))
+    return func.__self__.__name__ if name == "__get__" else name  # type: ignore[attr-defined]
+
+
+def _precise(value: Any) -> Any:
+    return torch.float64 if isinstance(value, torch.dtype) and value in _HALVES else value

@@ -1,0 +1,108 @@
+"""A copy of a network to try things on: in float64, without hooks, no parameter zero; and calls of it."""
+
+import copy
+import random
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from timestepper.errors import MismatchError, first_line
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of a forward, which every call gets a copy of: a network may write into them, a cache say."""
+
+    args: tuple
+    kwargs: dict[str, Any]
+
+    def __call__(self, net: nn.Module, dtype: torch.dtype = torch.float64) -> Any:
+        device = next((tensor.device for tensor in net.parameters()), None)
+        args, kwargs = tree_map(lambda value: _placed(value, device, dtype), copy.deepcopy((self.args, self.kwargs)))
+        return net(*args, **kwargs)
+
+    def __str__(self) -> str:
+        shown = [_shown(value) for value in self.args] + [f"{key}={_shown(v)}" for key, v in self.kwargs.items()]
+        return f"({', '.join(shown)})"
+
+
+def twin(net: nn.Module, fill: bool = True) -> nn.Module:
+    """A copy that shares nothing with the network; with ``fill``, what is constant gets random numbers.
+
+    A branch that begins at zero would hide a mistake, and so would a zero bias or a scale of one.
+    """
+    memo: dict[int, Any] = {}
+    for module in net.modules():
+        memo |= {id(getattr(module, name)): OrderedDict() for name in _HOOKS}
+        memo |= {id(value): _double(value.detach()) for value in vars(module).values() if isinstance(value, Tensor)}
+        for tensor in module._parameters.values():
+            if tensor is not None and id(tensor) not in memo:
+                memo[id(tensor)] = nn.Parameter(_double(tensor.detach()), tensor.requires_grad)
+        memo |= {id(b): _double(b.detach()) for b in module._buffers.values() if b is not None and id(b) not in memo}
+    try:
+        other = copy.deepcopy(net, memo)
+    except Exception as error:  # of a foreign module, which can raise anything
+        raise MismatchError(
+            f"{type(net).__name__} cannot be copied to look for its sites: {type(error).__name__}: {first_line(error)}"
+        ) from error
+    return _filled(other) if fill else other
+
+
+@torch.no_grad()
+def _filled(net: nn.Module) -> nn.Module:
+    drawing = torch.Generator().manual_seed(0)
+    means = [buffer for name, buffer in net.named_buffers() if name.endswith(("running_mean", "bias"))]
+    for tensor in (*net.parameters(), *means):
+        if not tensor.is_floating_point() or not tensor.numel() or (tensor != tensor.flatten()[0]).any():
+            continue  # it has different numbers already
+        noise = 0.1 * torch.randn(tensor.shape, generator=drawing, dtype=tensor.dtype).to(tensor.device)
+        tensor.add_(noise if not tensor.any() else noise * tensor)
+    return net
+
+
+def in_single(net: nn.Module) -> None:
+    """To float32, with what a network has computed once and kept."""
+    net.float()
+    for module in net.modules():
+        kept = {n: v for n, v in vars(module).items() if isinstance(v, Tensor) and v.dtype == torch.float64}
+        vars(module).update({name: value.float() for name, value in kept.items()})
+
+
+@contextmanager
+def left_alone() -> Iterator[None]:
+    """Random state as it was."""
+    state = random.getstate()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(state)
+
+
+def seed() -> None:
+    """The same dropout in every run."""
+    torch.manual_seed(0)
+    random.seed(0)
+
+
+def _double(tensor: Tensor) -> Tensor:
+    device = "cpu" if tensor.device.type == "mps" else tensor.device  # which has no float64
+    return tensor.to(device, torch.float64 if tensor.is_floating_point() else tensor.dtype, copy=True)
+
+
+def _placed(value: Any, device: torch.device | None, dtype: torch.dtype) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(device, dtype) if value.is_floating_point() else value.to(device)
+
+
+def _shown(value: Any) -> str:
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
