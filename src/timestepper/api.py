@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from timestepper import equations, steps
 from timestepper.adapters import Stage
-from timestepper.controllers import KINDS, Controller, ControllerSpec, parse
+from timestepper.controllers import Controller, ControllerSpec, parse
 from timestepper.errors import (
     AlreadyAttachedError,
     MismatchError,
@@ -98,7 +98,7 @@ def _start(start: str | float, controller: ControllerSpec) -> float | None:
     """The first step size, None where it is the controller's own."""
     if start == "paper":
         return None
-    if KINDS[controller.kind].own_start:
+    if controller.controller.own_start:
         raise StepSizeError(f"{controller} says itself where its step sizes begin; leave start out")
     if start == "identity":
         return 1.0

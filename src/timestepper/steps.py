@@ -426,7 +426,7 @@ def _trained(layer: nn.Module, entry: Entry) -> Tensor:
 def _outputs_first(weight: Tensor, averaged: tuple[int, ...]) -> Tensor:
     """Transposed, where inputs come first; a depthwise kernel, which has one input, averaged over space."""
     if averaged == (0,):
-        return weight.t()
+        return weight.transpose(0, 1)
     return at_least_float32(weight).flatten(2).mean(2) if len(averaged) > 1 else weight
 
 

@@ -13,7 +13,7 @@ from timestepper.controllers.independent import Independent
 from timestepper.errors import StepSizeError, UnknownNameError
 
 SHAPE = StageShape(sites=5, channels=16, descriptor=20, reduction=4)
-NAMES = ["lstm", "two_fc", "independent", "fixed(0.25)"]
+NAMES = ["lstm", "two_fc", "independent", "fixed(0.25)", "scalar(0.5)", "channel(0.25)", "depth(0.5)"]
 
 
 def build(name: str, shape: StageShape = SHAPE):
@@ -69,6 +69,9 @@ class Repeated(Independent):
     def __init__(self, shape: StageShape, layers: int, slope: float = 1.0):
         super().__init__(shape)
         self.slopes = torch.nn.ParameterList([torch.nn.Parameter(torch.tensor(slope)) for _ in range(layers)])
+
+    def forward(self, descriptors):
+        return torch.sigmoid(self.logit * sum(self.slopes))
 
 
 @pytest.mark.parametrize("options", [{"layers": 2}, {"layers": 2, "slope": 0.1}])

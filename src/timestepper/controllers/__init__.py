@@ -34,6 +34,7 @@ KINDS: dict[str, type[Controller]] = {
     "channel": Channel,
     "depth": Depth,
 }
+_UNNAMED: dict[str, type[Controller]] = {}  # classes that were attached without a name, by ``module:Class``
 
 
 def register(name: str) -> Callable[[type[Controller]], type[Controller]]:
@@ -78,10 +79,14 @@ class ControllerSpec:
 
     @property
     def reads_weights(self) -> bool:
-        return KINDS[self.kind].reads_weights
+        return self.controller.reads_weights
+
+    @property
+    def controller(self) -> type[Controller]:
+        return KINDS.get(self.kind) or _UNNAMED[self.kind]
 
     def build(self, shape: StageShape) -> Controller:
-        return KINDS[self.kind](shape, **self.options)
+        return self.controller(shape, **self.options)
 
     def __str__(self) -> str:
         """As :func:`parse` reads it back, to the last bit: saved controllers are described by it."""
@@ -136,7 +141,7 @@ def parse(name: "str | ControllerSpec | type[Controller]") -> ControllerSpec:
     options = _options(match[1], match[2] or "")
     # A spec is saved as its name, which has its options in the order of the kind's own.
     if options is None or (isinstance(name, ControllerSpec) and list(name.options) != list(options)):
-        wanted = _options_of(KINDS[match[1]])
+        wanted = _options_of(ControllerSpec(match[1]).controller)
         form = f"{match[1]}({', '.join(wanted)})" if wanted else match[1]
         raise StepSizeError(f"controller {text!r} is incomplete or has too much; write it as {form} with numbers")
     return name if isinstance(name, ControllerSpec) else ControllerSpec(match[1], options)
@@ -145,16 +150,19 @@ def parse(name: "str | ControllerSpec | type[Controller]") -> ControllerSpec:
 def _named(kind: type[Controller]) -> str:
     """A class that nobody has registered goes by where it is, so that it can be found again."""
     _check(kind)
-    name = next((name for name, known in KINDS.items() if known is kind), f"{kind.__module__}:{kind.__qualname__}")
-    KINDS[name] = kind
+    registered = next((name for name, known in KINDS.items() if known is kind), None)
+    if registered is not None:
+        return registered
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    _UNNAMED[name] = kind
     return name
 
 
 def _is_known(kind: str) -> bool:
     """Whether it is registered, or a class ``module:Class`` that can be imported."""
     module, colon, path = kind.partition(":")
-    if kind in KINDS or not colon:
-        return kind in KINDS
+    if kind in KINDS or kind in _UNNAMED or not colon:
+        return kind in KINDS or kind in _UNNAMED
     try:
         found = importlib.import_module(module)
         for part in path.split("."):
@@ -162,7 +170,7 @@ def _is_known(kind: str) -> bool:
     except (ImportError, AttributeError, ValueError):
         return False
     _check(found)
-    KINDS[kind] = found  # type: ignore[assignment]
+    _UNNAMED[kind] = found  # type: ignore[assignment]
     return True
 
 
@@ -170,7 +178,9 @@ def _options(kind: str, text: str) -> dict[str, float] | None:
     """Numbers between commas, by the names that the kind has for them; None where they do not fit."""
     try:
         values = [_number(part) for part in text.split(",") if part.strip()]
-        found = inspect.signature(KINDS[kind]).bind(None, *values)  # None stands for the shape of a stage
+        found = inspect.signature(ControllerSpec(kind).controller).bind(
+            None, *values
+        )  # None stands for the shape of a stage
     except (ValueError, TypeError):
         return None
     return dict(list(found.arguments.items())[1:])

@@ -10,6 +10,7 @@ from timestepper.reparam import Entry
 from timestepper.sites.proof import Candidate, Sum
 from timestepper.sites.shapes import CUTS, MOVES, PASSES, REDUCES
 from timestepper.sites.sources import (
+    COLUMNS,
     CONVOLUTIONS,
     DIFFERENCES,
     JOINS,
@@ -157,7 +158,7 @@ def _described(between: list[Node]) -> dict[str, tuple[int, ...]]:
         weight = matrix_of(node)
         for leaf in leaves(weight) if weight is not None else ():
             if leaf.own_name == "weight" and len(leaf.shape) > 1 and leaf.owner:
-                inputs_first = node.name in ("addmm", "matmul", "__matmul__")
+                inputs_first = node.name in COLUMNS
                 depthwise = leaf.shape[1] == 1 and len(leaf.shape) > 2
                 found[leaf.owner] = (0,) if inputs_first else tuple(range(1, len(leaf.shape))) if depthwise else (1,)
     return found

@@ -6,7 +6,7 @@ from timestepper.sites.trace import SUMS, Node
 PRODUCTS = {"mul", "__mul__", "__rmul__", "mul_", "__imul__", "multiply"}
 QUOTIENTS = {"div", "__truediv__", "div_", "__itruediv__", "true_divide"}
 DIFFERENCES = {"sub", "__sub__", "sub_", "__isub__", "subtract"}
-CONVOLUTIONS = {"conv1d", "conv2d", "conv3d"}
+CONVOLUTIONS = {f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)}
 JOINS = {"cat", "concat", "concatenate"}
 # Where a function has its weight and its bias among its arguments.
 SIGNATURES = {
@@ -24,7 +24,7 @@ SIGNATURES = {
     "multi_head_attention_forward": (*"0123456789", "dropout_p", "out_proj_weight", "out_proj_bias"),
 }
 NAMES = {"multi_head_attention_forward": ("out_proj_weight", "out_proj_bias")}
-COLUMNS = {"addmm", "matmul", "__matmul__"}  # their weights are (inputs, outputs)
+COLUMNS = {"addmm", "matmul", "__matmul__", *(name for name in CONVOLUTIONS if "transpose" in name)}  # inputs first
 MATRICES = CONVOLUTIONS | {"linear", "addmm", "matmul", "__matmul__", "multi_head_attention_forward"}
 LAST = {"linear", "addmm", "matmul", "__matmul__", "layer_norm", "rms_norm", "multi_head_attention_forward"}
 

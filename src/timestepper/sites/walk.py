@@ -135,8 +135,11 @@ class Walk:
         elif way.node.name in QUOTIENTS:
             raise Refused(f"its branch ends in a division by {leaves(scale)[0].own_name}")
         else:
-            self._enter(way, scale, "weight", None)
-            self.found.rules.append("per-channel scale")
+            try:
+                self._enter(way, scale, "weight", None)
+                self.found.rules.append("per-channel scale")
+            except Refused:  # a sigmoid of a parameter, say: what it scales may take the step
+                self._back(way, live[0])
 
     def _join(self, way: Way) -> None:
         """A concatenation of channels: each part takes its piece."""
@@ -164,7 +167,7 @@ class Walk:
         elif node.name in LAST:
             channel = dims - 1
         else:
-            channel = dims - 1 - int(node.name[4]) if node.name in CONVOLUTIONS else 1
+            channel = dims - 1 - int(node.name[-2]) if node.name in CONVOLUTIONS else 1
         if way.dim != channel or (node.name in LAST and self._turned):
             raise OtherDimension(
                 f"{node.module} ({node.name}) would take one step for every token, not for every channel"
@@ -175,7 +178,7 @@ class Walk:
             raise Refused(f"{node.module} ({node.name}) has no weight of its own")
         if weight.live:
             raise Refused(f"{node.module} ({node.name}) computes its weight from the input")
-        dimension = {"addcmul": None}.get(node.name, len(weight.shape) - 1 if node.name in COLUMNS else 0)
+        dimension = None if node.name == "addcmul" else int(node.name in COLUMNS)
         self._enter(way, weight, "weight", dimension)
         if bias is not None:
             self._enter(way, bias, "bias", None if node.name in ("addmm", "addcmul") else 0)
@@ -232,7 +235,7 @@ class Walk:
 
     def _divide(self, way: Way, before: Node, node: Node, dim: int) -> None:
         weight = argument(node, "weight") if node.name in MATRICES else None
-        channel = len(before.shape) - (1 + int(node.name[4]) if node.name in CONVOLUTIONS else 1)
+        channel = len(before.shape) - (1 + int(node.name[-2]) if node.name in CONVOLUTIONS else 1)
         if weight is None or weight.live or argument(node, "input") is not before or dim != channel or not way.whole:
             raise Refused(f"a gate that is no squeeze-excite ({node.name}{_in(node)}) follows the last layer")
         if node.name in COLUMNS:

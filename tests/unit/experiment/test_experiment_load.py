@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from timestepper import api, controllers, data
+from timestepper import api, controllers, data, names
 from timestepper.engine import runtime, schedule
 from timestepper.errors import RecipeError
 from timestepper.experiment import measure, sets
@@ -30,7 +30,6 @@ def test_choices_are_what_the_parts_know():
     """The schema repeats them, because most of the parts need torch and a recipe does not."""
     listed = [(section, field) for section, fields in sections(Recipe()) for field, _ in fields]
     assert {(section, f.name): f.metadata["choices"] for section, f in listed if f.metadata["choices"]} == {
-        ("controller", "kind"): ("none", *controllers.KINDS),
         ("controller", "descriptor"): api.DESCRIPTORS,
         ("data", "name"): data.NAMES,
         ("data", "augment"): tuple(data.AUGMENTS),
@@ -39,6 +38,11 @@ def test_choices_are_what_the_parts_know():
         ("runtime", "precision"): runtime.PRECISIONS,
     }
     assert tuple(measure._MEASURES) == sets.MEASURES
+    assert list(names.CONTROLLERS) == list(controllers.KINDS)
+    for name, kind in names.CONTROLLERS.items():
+        assert kind.reads_weights == controllers.KINDS[name].reads_weights
+        assert kind.options == controllers._options_of(controllers.KINDS[name])
+        assert str(controllers.parse(kind.example or name)) == (kind.example or name)
 
 
 def test_the_paper_recipes_say_what_the_paper_says():
@@ -119,7 +123,7 @@ def test_overrides():
         ("[schedule]\nwarmup_epochs = 20", r"schedule\.warmup_epochs 20 is more than run\.epochs 10"),
         ("[controller]\nkind = 'gru'", r"controller\.kind cannot be 'gru' \(allowed: one of none, lstm"),
         ("[controller]\nkind = 'fixed'", r"controller\.kind fixed needs controller\.value"),
-        ("[controller]\nkind = 'lstm'\nvalue = 1", r"controller\.value is only for controller\.kind fixed, not lstm"),
+        ("[controller]\nkind = 'lstm'\nvalue = 1", r"controller\.value is not for controller\.kind lstm"),
         ("[run]\nseed = 9223372036854775808", r"run\.seed cannot be 9223372036854775808 \(allowed: .*at most 92233720"),
         (
             "[data]\nname = 'folder'\naugment = 'crop_flip'",

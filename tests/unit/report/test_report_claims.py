@@ -234,6 +234,7 @@ def test_what_a_schedule_may_name_is_what_a_recipe_has():
 
 
 OPTIONS = {
+    "start": ("identity", "0.1"),
     "reduction": ("2",),
     "descriptor": ("visible",),
     "descriptor_gradient": ("false",),
@@ -243,7 +244,7 @@ OPTIONS = {
 
 def test_every_subject_that_a_run_can_have_may_stand_in_a_claim(tmp_path):
     fields = dict(sections(Recipe()))["controller"]
-    assert {field.name for field, _ in fields} == {"kind", "value", *OPTIONS}
+    assert {field.name for field, _ in fields} == {"kind", "value", "module", *OPTIONS}
     starts = ((), ("model.last_norm_init=0",), ("model.last_norm_init=0.5",))
     more = [[f"controller.{key}={value}" for value in values] for key, values in OPTIONS.items()]
     options = [(), *((one,) for values in more for one in values), tuple(values[0] for values in more)]

@@ -1,0 +1,180 @@
+"""Controllers of a user's own: by a name or a class, in attach, files, recipes and on the page; and the new kinds."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import timestepper
+from timestepper import controllers, names
+from timestepper.controllers import Controller, StageShape, parse, register
+from timestepper.errors import RecipeError, StepSizeError, UnknownNameError
+from timestepper.experiment.build import controller_name
+from timestepper.experiment.load import as_dict, load
+from timestepper.experiment.sweep_plan import _alternatives
+from timestepper.models import CifarResNet
+from timestepper.report.groups import subject_of
+from timestepper.report.names import subject_name
+
+DOCS = Path(__file__).parents[2] / "docs" / "controllers.md"
+SHAPE = StageShape(3, 4, 10, 2)
+
+
+@pytest.fixture(autouse=True)
+def _kinds_restored():
+    before = dict(controllers.KINDS), dict(names.CONTROLLERS)
+    yield
+    for table, kept in zip((controllers.KINDS, names.CONTROLLERS), before, strict=True):
+        table.clear()
+        table.update(kept)
+
+
+class Steep(Controller):
+    """A free number per block, with an option."""
+
+    reads_weights = False
+
+    def __init__(self, shape: StageShape, slope: float = 1.0):
+        super().__init__(shape)
+        self.slope = slope
+        self.logit = nn.Parameter(torch.zeros(shape.sites, 1))
+
+    def forward(self, descriptors):
+        return torch.sigmoid(self.slope * self.logit + 1).expand(-1, self.shape.channels)
+
+
+def net():
+    return CifarResNet(8, width=8, num_classes=5)
+
+
+def test_the_page_s_example_runs():
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S)
+    assert len(blocks) == 1
+    exec(compile(blocks[0], str(DOCS), "exec"), {"__name__": "docs"})
+    assert names.CONTROLLERS["gru"] == names.Kind(("width",), True, "gru(width)")
+
+
+def test_the_page_s_table_has_every_kind():
+    listed = re.findall(r"^\| `(\w+)", DOCS.read_text(), re.M)
+    assert set(listed) == set(controllers.KINDS)
+
+
+def test_a_name_and_a_class_are_one(tmp_path):
+    register("steep")(Steep)
+    assert str(parse(Steep)) == "steep"
+    attached = timestepper.attach(net(), "steep(2)")
+    assert all(controller.slope == 2 for controller in attached.controllers.values())
+    path = timestepper.save_controllers(attached, tmp_path / "steps.safetensors")
+    again = timestepper.load_controllers(timestepper.detach(attached), path)
+    assert all(type(controller) is Steep and controller.slope == 2 for controller in again.controllers.values())
+
+
+def test_a_class_without_a_name_is_found_by_where_it_is(tmp_path):
+    attached = timestepper.attach(net(), Steep)
+    path = timestepper.save_controllers(attached, tmp_path / "steps.safetensors")
+    name = f"{Steep.__module__}:Steep"
+    assert str(attached._timestepper.stepping.controller) == name
+    del controllers._UNNAMED[name]
+    again = timestepper.load_controllers(timestepper.detach(attached), path)
+    assert [type(controller) for controller in again.controllers.values()] == [Steep] * 3
+    for missing in ("nowhere:Steep", f"{Steep.__module__}:Flat"):
+        with pytest.raises(UnknownNameError, match="unknown controller"):
+            parse(missing)
+
+
+def test_mistakes_are_one_line():
+    with pytest.raises(UnknownNameError, match="a controller called 'lstm' exists already"):
+        register("lstm")(Steep)
+    with pytest.raises(UnknownNameError, match="cannot be the name of a controller"):
+        register("My Own")
+    with pytest.raises(UnknownNameError, match="is no controller; derive it from"):
+        register("linear")(nn.Linear)
+    with pytest.raises(UnknownNameError, match="is no controller; derive it from"):
+        timestepper.attach(net(), nn.Linear)
+
+
+def test_step_sizes_of_another_shape_are_refused_and_nothing_stays():
+    class Wrong(Steep):
+        def forward(self, descriptors):
+            return self.logit
+
+    plain = net()
+    with pytest.raises(StepSizeError, match=r"Wrong gives step sizes of shape \(1, 1\) for layer1.*return \(1, 8\)"):
+        timestepper.attach(plain, Wrong)
+    assert not timestepper.is_attached(plain)
+    assert type(plain) is CifarResNet
+
+
+# -- recipes and the page ----------------------------------------------------------------------------------------------
+
+
+def test_a_recipe_names_the_module_that_registers_it(tmp_path, monkeypatch):
+    (tmp_path / "my_steps.py").write_text(
+        "from timestepper.controllers import register\nfrom timestepper.controllers.independent import Independent\n"
+        "@register('mine')\nclass Mine(Independent):\n"
+        "    def __init__(self, shape, one=1, two=2):\n        super().__init__(shape)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_steps", raising=False)
+    with pytest.raises(RecipeError, match=r"controller\.kind cannot be 'mine'.*needs controller\.module"):
+        load("smoke/digits-lstm", ["controller.kind=mine"])
+    with pytest.raises(RecipeError, match=r"controller\.module 'nowhere' cannot be imported"):
+        load("smoke/digits-lstm", ["controller.kind=mine", "controller.module=nowhere"])
+    recipe = load("smoke/digits-lstm", ["controller.kind=mine(3, 4)", "controller.module=my_steps"])
+    assert controller_name(recipe) == "mine(3, 4)"
+    assert subject_of(as_dict(recipe)) == "mine(3, 4)"
+    assert subject_name("mine(3, 4), start identity") == "mine 3, 4, start identity"
+
+
+def test_a_sweep_does_not_split_options():
+    assert _alternatives("controller.kind=lstm,mine(3, 4),none") == [
+        "controller.kind=lstm",
+        "controller.kind=mine(3, 4)",
+        "controller.kind=none",
+    ]
+
+
+def test_a_recipe_says_where_to_start():
+    recipe = load("smoke/digits-lstm", ["controller.start=identity"])
+    assert subject_of(as_dict(recipe)) == "lstm, start identity"
+    assert subject_of(as_dict(load("smoke/digits-lstm", ["controller.start=0.1"]))) == "lstm, start 0.1"
+    assert subject_of(as_dict(load("smoke/digits-lstm"))) == "lstm"
+    for wrong in ("half", "0", "-1", "nan"):
+        with pytest.raises(RecipeError, match=r"controller\.start must be paper, identity or a number"):
+            load("smoke/digits-lstm", [f"controller.start={wrong}"])
+
+
+# -- the new kinds -----------------------------------------------------------------------------------------------------
+
+
+def test_scalar_and_channel_begin_at_their_value_and_learn():
+    for kind, size in (("scalar(0)", (3, 1)), ("channel(1.5)", (3, 4))):
+        controller = parse(kind).build(SHAPE)
+        dt = controller(torch.empty(0))
+        assert dt.shape == (3, 4)
+        assert (dt == float(kind[:-1].partition("(")[2])).all()
+        assert controller.step_size.shape == size
+        dt.sum().backward()
+        assert controller.step_size.grad.any()
+
+
+def test_depth_is_a_power_of_the_number_of_blocks():
+    assert torch.allclose(parse("depth(0.5)").build(SHAPE)(torch.empty(0)), torch.full((3, 4), 3**-0.5))
+    attached = timestepper.attach(CifarResNet(20, width=8), "depth(1)")
+    assert timestepper.evolution_time(attached) == pytest.approx({"layer1": 1, "layer2": 1, "layer3": 1})
+
+
+def test_a_block_that_begins_at_zero_is_the_identity():
+    attached = timestepper.attach(net(), "scalar(0)").eval()
+    x = torch.rand(2, 8, 5, 5)
+    assert torch.equal(attached.layer1[0](x), x)
+
+
+def test_no_gate_is_divided_by_zero():
+    import timm
+
+    with pytest.raises(StepSizeError, match=r"layer1\.0: scalar\(0\) would divide .* gate by 0"):
+        timestepper.attach(timm.create_model("seresnet18"), "scalar(0)")

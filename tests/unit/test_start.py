@@ -1,0 +1,109 @@
+"""Where step sizes begin: about one half as in the paper, at one to the last bit, or at a number."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from families import FAMILIES
+
+import timestepper
+from timestepper.errors import StepSizeError
+
+LEARNED = ["lstm", "two_fc", "independent"]
+
+
+def moved(net):
+    """One step of training, in which controllers move."""
+    optimiser = torch.optim.SGD(timestepper.controller_parameters(net), lr=5.0)
+    net.train()
+    net(torch.randn(4, 3, 32, 32)).square().mean().backward()
+    optimiser.step()
+    return net.eval()
+
+
+@pytest.mark.parametrize("kind", LEARNED)
+@pytest.mark.parametrize("family", ["timm resnet18", "timm seresnet50", "cifar resnet20", "densenet", "cliquenet"])
+def test_identity_changes_no_bit(family, kind):
+    net = FAMILIES[family]().eval()
+    state, images = copy.deepcopy(net.state_dict()), torch.randn(2, 3, 32, 32)
+    before = net(images)
+    timestepper.attach(net, kind, start="identity")
+    assert torch.equal(net(images), before)
+    assert all((dt == 1).all() for dt in timestepper.step_sizes(net).values())
+    assert all(torch.equal(net.state_dict()[key], value) for key, value in state.items())
+    folded = timestepper.fold(net)
+    assert torch.equal(folded(images), before)
+    assert all(torch.equal(folded.state_dict()[key], value) for key, value in state.items())
+    assert torch.equal(timestepper.detach(net)(images), before)
+
+
+def test_identity_leaves_a_discovered_network_as_it_was():
+    net = timm.create_model("test_vit", img_size=32, patch_size=8).eval()
+    images = torch.randn(2, 3, 32, 32)
+    before = net(images)
+    timestepper.attach(net, example=images, start="identity")
+    assert torch.equal(net(images), before)
+    assert torch.equal(net.blocks[0](torch.ones(1, 4, 64)), timestepper.detach(net).blocks[0](torch.ones(1, 4, 64)))
+
+
+@pytest.mark.parametrize("kind", LEARNED)
+def test_a_trained_identity_folds_and_is_dt_over_dt0(kind):
+    net = timestepper.attach(FAMILIES["cifar resnet20"](), kind, start="identity")
+    first = net.controllers.dt0.clone()
+    moved(net)
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(timestepper.fold(net)(images), net(images))
+    assert torch.equal(net.controllers.dt0, first)
+    sizes = torch.cat([dt.flatten() for dt in timestepper.step_sizes(net).values()])
+    assert not torch.allclose(sizes, torch.ones_like(sizes))
+    plain = timestepper.attach(timestepper.detach(copy.deepcopy(net)), kind)
+    plain.controllers.load_state_dict({k: v for k, v in net.controllers.state_dict().items() if k != "dt0"})
+    own = torch.cat([dt.flatten() for dt in timestepper.step_sizes(plain).values()])
+    torch.testing.assert_close(sizes, own / first, rtol=1e-6, atol=0)
+
+
+def test_a_number_is_where_they_begin():
+    net = timestepper.attach(FAMILIES["cifar resnet20"](), start=0.25)
+    assert all((dt == 0.25).all() for dt in timestepper.step_sizes(net).values())
+
+
+def test_the_first_step_sizes_are_saved_with_the_controllers(tmp_path):
+    net = moved(timestepper.attach(FAMILIES["cifar resnet20"](), start="identity"))
+    images = torch.randn(2, 3, 32, 32)
+    wanted = net(images)
+    path = timestepper.save_controllers(net, tmp_path / "steps.safetensors")
+    base = timestepper.detach(net)
+    assert torch.equal(timestepper.load_controllers(base, path)(images), wanted)
+    other = timestepper.attach(FAMILIES["cifar resnet20"](), start="identity").eval()
+    other.load_state_dict(base.state_dict())
+    assert torch.equal(other(images), wanted)
+
+
+@pytest.mark.parametrize("start", [0, -1, float("nan"), float("inf"), "half", True])
+def test_what_is_no_start_is_refused(start):
+    net = FAMILIES["cifar resnet20"]()
+    with pytest.raises(StepSizeError, match="start must be paper, identity or a positive number"):
+        timestepper.attach(net, start=start)
+    assert not timestepper.is_attached(net)
+
+
+@pytest.mark.parametrize("kind", ["fixed(0.1)", "scalar(0)", "channel(0.1)", "depth(1)"])
+def test_a_kind_with_a_value_of_its_own_takes_no_start(kind):
+    with pytest.raises(StepSizeError, match="says itself where its step sizes begin; leave start out"):
+        timestepper.attach(FAMILIES["cifar resnet20"](), kind, start="identity")
+
+
+def test_a_first_step_of_zero_is_refused_and_nothing_is_left_on_the_network():
+    class Zero(timestepper.controllers.Controller):
+        reads_weights = False
+
+        def forward(self, descriptors):
+            return torch.zeros(self.shape.sites, self.shape.channels)
+
+    net = FAMILIES["cifar resnet20"]()
+    kinds = [type(module) for module in net.modules()]
+    with pytest.raises(StepSizeError, match="a first step size is 0 or no number"):
+        timestepper.attach(net, Zero, start="identity")
+    assert [type(module) for module in net.modules()] == kinds
+    assert "controllers" not in dict(net.named_children())
