@@ -126,9 +126,9 @@ def _entering(layer: nn.Module) -> tuple[Entry, ...]:
 
 
 def replaces(layer: nn.Module, other: nn.Module) -> bool:
-    """Whether one norm may have taken the place of another: synchronised or frozen, say, with the same channels."""
+    """Whether one batch norm may have taken the place of another: synchronised or frozen, with the same channels."""
     ours, theirs = trained(layer, "weight"), trained(other, "weight")
-    norms = type_name(layer) in _NORMS and type_name(other) in _NORMS
+    norms = all("BatchNorm" in type_name(each) and type_name(each) in _NORMS + _ACTIVE_NORMS for each in (layer, other))
     return norms and ours is not None and theirs is not None and ours.shape == theirs.shape
 
 
