@@ -117,8 +117,13 @@ class Recursive(CifarResNet):
 
 
 def test_a_network_that_enters_itself():
-    net = small(Recursive).eval()
+    net, calls = small(Recursive).eval(), []
     assert fits_its_fold(net)
+    handles = [controller.register_forward_hook(lambda *_: calls.append(1)) for controller in net.controllers.values()]
+    net(batch()[0])
+    assert len(calls) == 2 * 3  # one pass inside the other, and no layer alone
+    for handle in handles:
+        handle.remove()
     other = small().eval()
     images, labels = batch()
     torch.nn.functional.cross_entropy(other(images) + other(images[..., ::2, ::2]), labels).backward()
