@@ -100,6 +100,9 @@ def load_controllers(
     try:
         _compare(net, description, path, strict_depth)
         load_exactly(find_steps(net).controllers, tensors, path)
+        for name, tensor in tensors.items():
+            if not tensor.is_floating_point() or not tensor.isfinite().all():
+                raise MismatchError(f"{path}: {name} holds {tensor.dtype} with numbers that no controller has")
     except BaseException:
         detach(net)  # as it was
         raise
@@ -260,8 +263,10 @@ def _read_description(path: Path) -> dict:
     """What to attach where. Only its form is checked here; whether it fits a network, the network shows."""
     try:
         description = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read as the description of controllers: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: cannot be read as the description of controllers: {first_line(error)}; save the controllers again"
+        ) from None
     found = description.get("format", FORMAT) if isinstance(description, dict) else FORMAT
     if found != FORMAT:
         raise CheckpointError(f"{path}: format {found!r} is not {FORMAT}; update timestepper")
@@ -280,7 +285,9 @@ def _fault(description: Any) -> str | None:
     for number, stage in enumerate(description["stages"], 1):
         if not isinstance(stage, dict) or not isinstance(stage.get("name"), str):
             return f"stage {number} has no name"
-    return None
+    names = [stage["name"] for stage in description["stages"]]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    return None if twice is None else f"stage {twice} stands there twice"
 
 
 def _checksum(path: Path) -> Path:

@@ -238,3 +238,27 @@ def test_what_is_loaded_is_what_was_verified(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "read_bytes", lambda self: readings.append(self) or read(self))
     timestepper.load_folded(timestepper.detach(net), path)
     assert readings == [path]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind"), [(lambda tensor: tensor * torch.nan, "float32"), (lambda tensor: tensor.to(torch.int8), "int8")]
+)
+def test_controllers_that_are_no_numbers_are_refused_and_nothing_is_left(tmp_path, spoil, kind):
+    path = timestepper.save_controllers(trained("lstm"), tmp_path / "steps.safetensors")
+    write_tensors({name: spoil(tensor) for name, tensor in read_tensors(path).items()}, path)
+    model = CifarResNet(14, num_classes=5, width=8)
+    with pytest.raises(MismatchError, match=rf"layer\d\.\w+ holds torch\.{kind} with numbers that no controller has"):
+        timestepper.load_controllers(model, path)
+    assert not timestepper.is_attached(model)
+
+
+def test_descriptions_with_doubled_stages_or_endless_brackets_are_refused(tmp_path):
+    path = timestepper.save_controllers(trained("lstm"), tmp_path / "steps.safetensors")
+    beside = path.with_suffix(".json")
+    description = json.loads(beside.read_text())
+    beside.write_text(json.dumps(description | {"stages": description["stages"] * 2}))
+    with pytest.raises(CheckpointError, match="stage layer1 stands there twice; the description is damaged"):
+        timestepper.load_controllers(CifarResNet(14, num_classes=5, width=8), path)
+    beside.write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="cannot be read as the description of controllers"):
+        timestepper.load_controllers(CifarResNet(14, num_classes=5, width=8), path)

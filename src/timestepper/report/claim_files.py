@@ -3,7 +3,7 @@
 import tomllib
 from pathlib import Path
 
-from timestepper.errors import RecordError
+from timestepper.errors import RecordError, first_line
 from timestepper.report import strict
 from timestepper.report.claim_checks import check
 from timestepper.report.claims import FOLDER, Claim, Claims
@@ -41,8 +41,8 @@ def read_claim(path: Path) -> Claim:
     """One claim file."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise RecordError(f"{path}: not readable as TOML: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:  # also endless numbers and brackets
+        raise RecordError(f"{path}: not readable as TOML: {first_line(error)}") from None
     claim = strict.build(Claim, table, str(path))
     if claim.name != path.stem:
         raise RecordError(f"{path}: name is {claim.name!r}; it must be the file's name, {path.stem!r}")
