@@ -1,6 +1,6 @@
 """The residual sums of a network and the sites that they make, from the graph of one forward."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 from torch import Tensor, nn
@@ -225,20 +225,3 @@ def _length(net: nn.Module, layer: str, averaged: tuple[int, ...]) -> int:
     for dimension, size in enumerate(shape):
         length *= 1 if dimension in averaged else size
     return length
-
-
-def renamed(site: Site, prefix: str) -> Site:
-    """The site of a block as that of the network around it."""
-
-    def whole(path: str) -> str:
-        return f"{prefix}.{path}".rstrip(".")
-
-    return replace(
-        site,
-        path=whole(site.path),
-        convs=tuple(map(whole, site.convs)),
-        last=tuple(map(whole, site.last)),
-        gate=whole(site.gate) if site.gate else None,
-        readers=tuple(map(whole, site.readers)),
-        entries=tuple(replace(entry, layer=whole(entry.layer)) for entry in site.entries),
-    )
