@@ -42,6 +42,14 @@ def find(
     return _chosen(stages, sites, exclude) if sites is not None or exclude is not None else tuple(stages)
 
 
+def is_known(net: nn.Module) -> bool:
+    """Whether adapters say where the sites of a network are."""
+    try:
+        return bool(find_stages(net))
+    except (NoSitesError, UnsupportedSiteError):
+        return not only_ours(net)
+
+
 def discover(net: nn.Module, example: Any = None) -> Discovery:
     """Look for the residual branches of a network, whatever it is, and prove for each that it can take a step size.
 
@@ -153,4 +161,4 @@ def _listed(patterns: Patterns) -> list[str]:
     return [patterns] if isinstance(patterns, str) else list(patterns or ())
 
 
-__all__ = ["Discovery", "discover", "find", "reduced"]
+__all__ = ["Discovery", "discover", "find", "is_known", "reduced"]
