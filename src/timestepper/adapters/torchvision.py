@@ -19,7 +19,7 @@ def bottleneck(block: nn.Module) -> Branch:
 def create(name: str, num_classes: int = 1000, in_chans: int = 3) -> nn.Module:
     from torchvision import models
 
-    known = [model for model in models.list_models(models) if model.startswith(("resne", "wide_resnet"))]
+    known = models.list_models(models)
     if name not in known:
         raise UnknownNameError(f"unknown torchvision model {name!r}; known are {', '.join(known)}")
     if in_chans != 3:

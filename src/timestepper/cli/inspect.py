@@ -19,14 +19,20 @@ def inspect(
     """Show stages, sites, step sizes, parameters and GFLOPs of a network with controllers."""
     import json as json_format
 
+    import torch
+
     import timestepper
     from timestepper.adapters import create_model, input_pixels
+    from timestepper.sites import is_known
 
     pixels = input_size or input_pixels(model)
-    net = timestepper.attach(create_model(model, original_stride=original_stride), controller, reduction=reduction)
+    net = create_model(model, original_stride=original_stride)
+    discovered = None if is_known(net) else timestepper.discover(net, torch.randn(2, 3, pixels, pixels))
+    net = timestepper.attach(net, controller, reduction=reduction, sites=discovered)
     found = timestepper.summary(net, (3, pixels, pixels))
     if json:
-        tell(json_format.dumps({"name": model, **found.to_dict()}, indent=2))
+        more = {} if discovered is None else {"discovered": discovered.to_dict()}
+        tell(json_format.dumps({"name": model, **found.to_dict(), **more}, indent=2))
         return
 
     from rich.table import Table
@@ -49,5 +55,7 @@ def inspect(
         f"the controller adds {found.gflops_controller:.3f} to a training step, whatever the batch"
     )
     console.print(f"evolution   T = {sum(stage.evolution_time for stage in found.stages):.3f} in all")
-    if found.skipped:
+    if discovered is not None:
+        console.print(str(discovered), markup=False, soft_wrap=True)
+    elif found.skipped:
         console.print(f"skipped     {', '.join(found.skipped)} (no adapter knows them)")

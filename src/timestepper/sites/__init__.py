@@ -12,13 +12,14 @@ from torch import nn
 from timestepper.adapters import Site, Stage, find_stages
 from timestepper.adapters.base import only_ours
 from timestepper.errors import MismatchError, NoSitesError, UnknownNameError, UnsupportedSiteError, first_line
+from timestepper.sites import blocks
 from timestepper.sites.discovery import NotTaken, candidates
 from timestepper.sites.example import NeedsExampleError, calls_of
 from timestepper.sites.proof import prove
 from timestepper.sites.stages import grouped, reduced
 from timestepper.sites.table import Discovery
 from timestepper.sites.trace import Trace
-from timestepper.sites.twin import Call, left_alone, twin
+from timestepper.sites.twin import Call, lean_twin, left_alone, twin
 
 Patterns = str | Sequence[str] | None
 
@@ -41,6 +42,14 @@ def find(
     return _chosen(stages, sites, exclude) if sites is not None or exclude is not None else tuple(stages)
 
 
+def is_known(net: nn.Module) -> bool:
+    """Whether adapters say where the sites of a network are."""
+    try:
+        return bool(find_stages(net))
+    except (NoSitesError, UnsupportedSiteError):
+        return not only_ours(net)
+
+
 def discover(net: nn.Module, example: Any = None) -> Discovery:
     """Look for the residual branches of a network, whatever it is, and prove for each that it can take a step size.
 
@@ -59,11 +68,13 @@ def discover(net: nn.Module, example: Any = None) -> Discovery:
         MismatchError: the network says nothing of its input, or fails on the example.
     """
     *small, call = calls_of(net, example)
+    large = sum(parameter.numel() for parameter in net.parameters()) > blocks.LARGE
     with left_alone():
-        copy = twin(net).eval()
-        trace, call = _first_that_runs(copy, small, call)
+        copy = (lean_twin(net) if large else twin(net)).eval()
+        dtype = _dtype(net) if large else torch.float64
+        trace, call = _first_that_runs(copy, small, call, dtype)
         found, refused = candidates(trace, copy)
-        results = prove(copy, call, found)
+        results = blocks.prove_blocks(copy, call, dtype, found) if large else prove(copy, call, found)
     proved = {c.site.path: result for c, result in zip(found, results, strict=True) if isinstance(result, float)}
     wrong = [
         NotTaken(candidate.site.path, result, residual=True)
@@ -86,15 +97,19 @@ def _discovered(net: nn.Module, example: Any) -> tuple[Stage, ...]:
     )
 
 
-def _first_that_runs(net: nn.Module, small: list[Call], call: Call) -> tuple[Trace, Call]:
+def _dtype(net: nn.Module) -> torch.dtype:
+    return next((parameter.dtype for parameter in net.parameters() if parameter.is_floating_point()), torch.float32)
+
+
+def _first_that_runs(net: nn.Module, small: list[Call], call: Call, dtype: torch.dtype) -> tuple[Trace, Call]:
     for less in small:
         with suppress(MismatchError):
-            return _traced(net, less), less
-    return _traced(net, call), call
+            return _traced(net, less, dtype), less
+    return _traced(net, call, dtype), call
 
 
 @torch.no_grad()
-def _traced(net: nn.Module, call: Call) -> Trace:
+def _traced(net: nn.Module, call: Call, dtype: torch.dtype) -> Trace:
     """The graph of one forward of a copy."""
     traces: list[Trace] = []
 
@@ -102,7 +117,7 @@ def _traced(net: nn.Module, call: Call) -> Trace:
         """Begins the trace with the very tensors that the network gets."""
 
         def forward(self, *args, **kwargs):
-            trace = Trace(net, (args, kwargs))
+            trace = Trace(net, (args, kwargs), precise=dtype == torch.float64)
             traces.append(trace)
             with trace.places.followed(), trace:
                 return net(*args, **kwargs)
@@ -110,7 +125,7 @@ def _traced(net: nn.Module, call: Call) -> Trace:
     entered = Entered()
     entered.inner = net
     try:
-        call(entered)
+        call(entered, dtype)
     except Exception as error:  # of a foreign network, which can raise anything
         where = traces[0].places.failed if traces else ""
         raise MismatchError(
@@ -146,4 +161,4 @@ def _listed(patterns: Patterns) -> list[str]:
     return [patterns] if isinstance(patterns, str) else list(patterns or ())
 
 
-__all__ = ["Discovery", "discover", "find", "reduced"]
+__all__ = ["Discovery", "discover", "find", "is_known", "reduced"]

@@ -1,6 +1,6 @@
 """The residual sums of a network and the sites that they make, from the graph of one forward."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from timestepper.adapters import Site
 from timestepper.reparam import Entry
 from timestepper.sites.proof import Candidate, Sum
-from timestepper.sites.shapes import CUTS, MOVES, PASSES, REDUCES
+from timestepper.sites.shapes import CUTS, MOVES, PASSES, REDUCES, cut
 from timestepper.sites.sources import (
     COLUMNS,
     CONVOLUTIONS,
@@ -87,6 +87,8 @@ def _branch_of(trace: Trace, total: Node) -> _Branch:
         branch, other = sorted((first, second), key=lambda part: -len(paths[part]))
         if not all(map(_linear, paths[other])):
             raise _NoResidual("a sum of two branches, neither of which is a shortcut")
+        if _from_other_channels(base, paths[first], paths[second]):
+            raise _NoResidual("its operands are made of different channels of one feature")
     between = [node for node in _between(trace, base, branch) if not other.comes_from(node)]
     if not any(matrix_of(node) for node in between):
         raise _NoResidual("its branch has no convolution or linear layer")
@@ -98,6 +100,18 @@ def _branch_of(trace: Trace, total: Node) -> _Branch:
 def _between(trace: Trace, base: Node, end: Node) -> list[Node]:
     inside = trace.nodes[base.number + 1 : end.number]
     return [node for node in inside if end.comes_from(node) and node.comes_from(base)] + [end]
+
+
+def _from_other_channels(base: Node, *paths: list[Node]) -> bool:
+    """Whether two paths begin with different parts of a feature, as the groups inside a block of Res2Net do."""
+    taken: list[set[int]] = []
+    for path in paths:
+        starts = [node for node in path if base in node.inputs]
+        parts = [cut(node, 1) if node.name in CUTS else None for node in starts]
+        if None in parts or not parts:
+            return False
+        taken.append({channel for first, length in parts for channel in range(first, first + length)})  # type: ignore[misc]
+    return not taken[0] & taken[1]
 
 
 def _linear(node: Node) -> bool:
@@ -120,8 +134,8 @@ def _absorbed(found: _Branch, shared: set[tuple[str, str]], net: nn.Module) -> A
                 raise Refused("a module reads the weights of a layer inside it and takes a step itself")
             return absorbed
         except Refused as reason:
-            reasons.append(reason)
-    raise next((reason for reason in reasons[::-1] if not isinstance(reason, OtherDimension)), reasons[-1])
+            reasons.append((not isinstance(reason, OtherDimension), walk.length, reason))
+    raise max(reasons, key=lambda reason: reason[:2])[2]  # of the dimension that got further
 
 
 def _fast_paths(absorbed: Absorbed, net: nn.Module) -> set[str]:
@@ -211,20 +225,3 @@ def _length(net: nn.Module, layer: str, averaged: tuple[int, ...]) -> int:
     for dimension, size in enumerate(shape):
         length *= 1 if dimension in averaged else size
     return length
-
-
-def renamed(site: Site, prefix: str) -> Site:
-    """The site of a block as that of the network around it."""
-
-    def whole(path: str) -> str:
-        return f"{prefix}.{path}".rstrip(".")
-
-    return replace(
-        site,
-        path=whole(site.path),
-        convs=tuple(map(whole, site.convs)),
-        last=tuple(map(whole, site.last)),
-        gate=whole(site.gate) if site.gate else None,
-        readers=tuple(map(whole, site.readers)),
-        entries=tuple(replace(entry, layer=whole(entry.layer)) for entry in site.entries),
-    )

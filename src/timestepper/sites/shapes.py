@@ -32,7 +32,8 @@ def came_from(node: Node, dim: int) -> int | None:
     if node.name in REDUCES:
         gone = {index % size for index in _numbers(node)}
         kept = [index for index in range(size) if index not in gone]
-        return dim if len(node.shape) == size else kept[dim]
+        before_dim = dim if len(node.shape) == size else kept[dim]
+        return before_dim if before_dim in kept else None
     if node.name in _RESHAPES:
         after = prod(node.shape[dim + 1 :])
         same = (i for i, n in enumerate(before.shape) if n == node.shape[dim] and prod(before.shape[i + 1 :]) == after)

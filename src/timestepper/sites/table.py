@@ -31,17 +31,21 @@ class Discovery:
             for site in stage.sites
         ]
 
+    def to_dict(self) -> dict:
+        columns = ("stage", "site", "absorbing layer", "rule", "proved error")
+        return {
+            "sites": [dict(zip(columns, row, strict=True)) for row in self.rows()],
+            "refused": [{"sum": sum_.path, "reason": sum_.reason} for sum_ in self.refused],
+        }
+
     def __str__(self) -> str:
         sites = sum(len(stage.sites) for stage in self.stages)
         lines = [f"{self.network}: {sites} sites in {len(self.stages)} stages"]
         lines += _aligned([("stage", "site", "absorbing layer", "rule", "proved error"), *self.rows()])
         if self.refused:
             lines.append("sums without a step size:")
-            lines += [f"  {path or 'the network'}: {reason}" for path, reason in self._reasons()]
+            lines += [f"  {sum_.path or 'the network'}: {sum_.reason}" for sum_ in self.refused]
         return "\n".join(lines)
-
-    def _reasons(self) -> list[tuple[str, str]]:
-        return [(sum_.path, sum_.reason) for sum_ in self.refused]
 
 
 def rule(entries: tuple[Entry, ...]) -> str:

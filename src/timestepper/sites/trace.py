@@ -93,17 +93,18 @@ class Places:
 class Watching(TorchFunctionMode):
     """Calls every function in float64, where a network insists on less, and hands its sums to ``add``."""
 
-    def __init__(self, places: Places):
+    def __init__(self, places: Places, precise: bool = True):
         super().__init__()
         self.places = places
+        self.precise = precise
         self.seen: Counter[str] = Counter()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = function_name(func)
-        if name in ("float", "half", "bfloat16"):
-            func = Tensor.double
-        args, kwargs = tree_map(_precise, (args, kwargs))
+        if self.precise:
+            func = Tensor.double if name in ("float", "half", "bfloat16") else func
+            args, kwargs = tree_map(_precise, (args, kwargs))
         if name not in SUMS or sum(isinstance(arg, Tensor) for arg in args[:2]) < 2:
             return self.call(name, func, args, kwargs)
         key = self.places.here, self.seen[self.places.here]
@@ -120,8 +121,8 @@ class Watching(TorchFunctionMode):
 class Trace(Watching):
     """The graph of one forward."""
 
-    def __init__(self, root: nn.Module, inputs: Any):
-        super().__init__(Places(root))
+    def __init__(self, root: nn.Module, inputs: Any, precise: bool = True):
+        super().__init__(Places(root), precise)
         self.nodes: list[Node] = []
         self.shared: set[tuple[str, str]] = set()  # parameters that several layers have
         self._owned: list[Tensor] = []

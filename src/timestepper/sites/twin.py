@@ -3,7 +3,7 @@
 import copy
 import random
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -34,26 +34,34 @@ class Call:
         return f"({', '.join(shown)})"
 
 
-def twin(net: nn.Module, fill: bool = True) -> nn.Module:
-    """A copy that shares nothing with the network; with ``fill``, what is constant gets random numbers.
+def twin(net: nn.Module) -> nn.Module:
+    """A copy in float64 that shares nothing with the network; what is constant in it gets random numbers.
 
     A branch that begins at zero would hide a mistake, and so would a zero bias or a scale of one.
     """
+    return _filled(_copied(net, _double, lambda tensor: nn.Parameter(_double(tensor), tensor.requires_grad)))
+
+
+def lean_twin(net: nn.Module) -> nn.Module:
+    """A copy that has the parameters of the network itself, to look at a large one; buffers are its own."""
+    return _copied(net, lambda tensor: tensor.clone(), lambda tensor: tensor)
+
+
+def _copied(net: nn.Module, plain: Callable[[Tensor], Tensor], parameter: Callable[[Tensor], Tensor]) -> nn.Module:
     memo: dict[int, Any] = {}
     for module in net.modules():
         memo |= {id(getattr(module, name)): OrderedDict() for name in _HOOKS}
-        memo |= {id(value): _double(value.detach()) for value in vars(module).values() if isinstance(value, Tensor)}
+        memo |= {id(value): plain(value.detach()) for value in vars(module).values() if isinstance(value, Tensor)}
         for tensor in module._parameters.values():
             if tensor is not None and id(tensor) not in memo:
-                memo[id(tensor)] = nn.Parameter(_double(tensor.detach()), tensor.requires_grad)
-        memo |= {id(b): _double(b.detach()) for b in module._buffers.values() if b is not None and id(b) not in memo}
+                memo[id(tensor)] = parameter(tensor)
+        memo |= {id(b): plain(b.detach()) for b in module._buffers.values() if b is not None and id(b) not in memo}
     try:
-        other = copy.deepcopy(net, memo)
+        return copy.deepcopy(net, memo)
     except Exception as error:  # of a foreign module, which can raise anything
         raise MismatchError(
             f"{type(net).__name__} cannot be copied to look for its sites: {type(error).__name__}: {first_line(error)}"
         ) from error
-    return _filled(other) if fill else other
 
 
 @torch.no_grad()
@@ -94,6 +102,7 @@ def seed() -> None:
 
 
 def _double(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
     device = "cpu" if tensor.device.type == "mps" else tensor.device  # which has no float64
     return tensor.to(device, torch.float64 if tensor.is_floating_point() else tensor.dtype, copy=True)
 

@@ -67,6 +67,7 @@ class Walk:
     def __init__(self, total: Node, branch: Node, dim: int, shared: set[tuple[str, str]]):
         self.branch, self.shared = branch, shared
         self.found = Absorbed(total.shape[dim], dim)
+        self.length = 0  # how far it came
         self._ways = [Way(branch, total, dim, 0, total.shape[dim])]
 
     def run(self) -> Absorbed:
@@ -75,6 +76,7 @@ class Walk:
             for user in way.node.users:
                 if user is not way.user and not _untouched(way, user):
                     self._compensate(way, user)
+            self.length += 1
             self._step(way)
         return self.found
 

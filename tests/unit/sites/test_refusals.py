@@ -113,15 +113,18 @@ class Selected(nn.Module):
         return x + kept.reshape(x.shape)
 
 
-class Root(nn.Module):
-    """A scale that belongs to the network itself."""
+class Groups(nn.Module):
+    """The groups inside a block of Res2Net: parts of one feature, added to what others became."""
 
     def __init__(self):
         super().__init__()
-        self.mlp, self.scale = mlp(WIDTH), nn.Parameter(torch.rand(WIDTH))
+        half = WIDTH // 2
+        self.one, self.two = (nn.Conv2d(half, half, 3, padding=1) for _ in range(2))
 
     def forward(self, x):
-        return x + self.scale * self.mlp(x)
+        first, second = x.chunk(2, 1)
+        first = torch.relu(self.one(first))
+        return torch.cat([first, torch.relu(self.two(first + second))], 1)
 
 
 def conv() -> nn.Module:
@@ -144,7 +147,7 @@ CASES = {
     "used twice": (Elsewhere, TOKENS, "is used elsewhere too", True),
     "shared end": (SharedEnd, TOKENS, r"last.weight is shared with another branch", True),
     "tied": (Tied, TOKENS, r"mlp.2.weight is shared with another layer", True),
-    "of the network": (Root, TOKENS, "scale belongs to the network itself", True),
+    "groups": (Groups, PIXELS, "different channels of one feature", False),
     "data-dependent shape": (Selected, TOKENS, "ends in __getitem__|split or merged by reshape", True),
     "parametrised": (
         lambda: Block(nn.utils.parametrizations.weight_norm(conv())),
@@ -158,7 +161,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_refused_with_its_reason(case):
     make, shape, reason, residual = CASES[case]
-    net = nn.Sequential(make()) if case != "of the network" else make()
+    net = nn.Sequential(make())
     found = timestepper.discover(net, torch.randn(shape))
     assert not found.stages
     assert all(sum_.residual is residual for sum_ in found.refused)
