@@ -19,7 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "adapters": {"models"},
     "stepped": {"reparam"},
     "steps": {"equations", "controllers", "reparam", "fused", "adapters", "stepped"},
-    "api": {"equations", "controllers", "adapters", "reparam", "stepped", "steps"},
+    "api": {"equations", "controllers", "adapters", "stepped", "steps"},
     "inspection": {"api", "steps", "adapters", "equations"},
     "saving": {"api", "steps", "files"},
     "stability": {"equations", "api", "adapters"},
