@@ -13,7 +13,7 @@ CASTS = {"to", "type", "type_as", "float", "double", "half", "bfloat16", "contig
 PASSES = CASTS | {"dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "dropout_", "native_dropout"}
 PASSES |= {"roll", "flip", "pad", "interpolate", "upsample", "masked_fill", "masked_fill_", "expand", "repeat", "neg"}
 PASSES |= {f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)} | {"index_select", "__neg__"}
-REDUCES = {"mean"}
+REDUCES = {"mean", "sum"}
 
 
 def came_from(node: Node, dim: int) -> int | None:

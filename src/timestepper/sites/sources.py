@@ -7,7 +7,7 @@ PRODUCTS = {"mul", "__mul__", "__rmul__", "mul_", "__imul__", "multiply"}
 QUOTIENTS = {"div", "__truediv__", "div_", "__itruediv__", "true_divide"}
 DIFFERENCES = {"sub", "__sub__", "sub_", "__isub__", "subtract"}
 CONVOLUTIONS = {f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)}
-JOINS = {"cat", "concat", "concatenate"}
+JOINS = {"cat", "concat", "concatenate", "stack"}
 # Where a function has its weight and its bias among its arguments.
 SIGNATURES = {
     "linear": ("input", "weight", "bias"),

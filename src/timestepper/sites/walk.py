@@ -145,11 +145,11 @@ class Walk:
 
     def _join(self, way: Way) -> None:
         """A concatenation of channels: each part takes its piece."""
-        parts = way.node.args[0]
+        parts = way.node.args[0] if way.node.args else way.node.kwargs["tensors"]
         along = way.node.kwargs.get("dim", way.node.args[1] if len(way.node.args) > 1 else 0) % len(way.node.shape)
-        if along != way.dim:
+        if way.node.name == "stack" or along != way.dim:
             for part in parts:
-                self._back(way, part)
+                self._back(way, part, dim=way.dim - (way.node.name == "stack" and along < way.dim))
             return
         place = 0
         for part in parts:

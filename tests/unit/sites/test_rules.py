@@ -94,6 +94,17 @@ class Parallel(nn.Module):
         return self.one(x) + self.two(x) + x
 
 
+class Stacked(nn.Module):
+    """Two branches, stacked and summed, as in timm's parallel blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.ways = nn.ModuleList([mlp(), mlp()])
+
+    def forward(self, x):
+        return x + torch.stack([way(x) for way in self.ways]).sum(dim=0)
+
+
 class Window(nn.Module):
     """Reshapes, permutes, rolls, dropout and constants behind the last layer, as in Swin."""
 
@@ -157,6 +168,7 @@ CASES = {
     "a part of the channels": (Part, PIXELS, ["weight", "bias"]),
     "attention that is read": (Attention, TOKENS, ["weight", "bias"]),
     "two branches": (Parallel, TOKENS, ["weight", "bias"] * 2),
+    "two branches, stacked": (Stacked, TOKENS, ["weight", "bias"] * 2),
     "moved about": (Window, TOKENS, ["weight", "bias"]),
 }
 
