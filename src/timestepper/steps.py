@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from timestepper import equations, fused, reparam
 from timestepper.adapters import Site, Stage
 from timestepper.controllers import Controller, ControllerSpec, StageShape
-from timestepper.controllers.base import at_least_float32, by_stage, in_one
+from timestepper.controllers.base import at_least_float32, by_stage, in_one, in_transform
 from timestepper.errors import MismatchError, StepSizeError, UnsupportedSiteError, WrappedModelError
 from timestepper.reparam import Entry
 from timestepper.stepped import (
@@ -118,12 +118,7 @@ class Steps:
                 for stage in stepping.stages
             }
         )
-        self._convs = {
-            conv: (root.get_submodule(conv.rpartition(".")[0])._modules, conv.rpartition(".")[2])
-            for stage in stepping.stages
-            for site in stage.sites
-            for conv in site.convs
-        }
+        self._find_convs()
         reference = self._weight(stepping.stages[0].sites[0].convs[0])
         controllers.to(device=reference.device, dtype=torch.promote_types(reference.dtype, torch.float32))
         controllers.train(root.training)
@@ -184,6 +179,9 @@ class Steps:
         for _, module in changed:
             make_plain(module)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "frozen": None}  # a copy made inside frozen_steps would never leave it
+
     # -- passes --------------------------------------------------------------------------------------------------------
 
     def around(self) -> list[Given] | None:
@@ -198,7 +196,7 @@ class Steps:
         self.refuse_changes(root)
         givens = self._here.givens = self.givens()
         self._hand_out(givens)
-        if givens[0].graded:
+        if torch.is_grad_enabled() and not in_transform():  # with all weights frozen too: an input may want a gradient
             for place, given in zip(self._places, givens, strict=True):
                 place.slot.keep(given)
 
@@ -357,6 +355,31 @@ class Steps:
                 parent = links[path].child
         return list(links.values())
 
+    def _find_convs(self) -> None:
+        """The layers that describe sites, and the modules that they lie in."""
+        paths = [conv for stage in self.stepping.stages for site in stage.sites for conv in site.convs]
+        homes = {path.rpartition(".")[0]: self.root.get_submodule(path.rpartition(".")[0]) for path in paths}
+        self._homes = [
+            _Link(self.root.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], home, path)
+            for path, home in homes.items()
+            if path
+        ]
+        self._convs = {path: (homes[path.rpartition(".")[0]]._modules, path.rpartition(".")[2]) for path in paths}
+
+    def _describe_by(self, home: _Link) -> None:
+        """Another part has taken the place of one that describes a site, or was put around it."""
+        new = home.parent._modules.get(home.name)
+        if new is None or not any(part is home.child for part in new.modules()):
+            for path in [path for path in self._convs if path.rpartition(".")[0] == home.path]:
+                name = path.rpartition(".")[2]
+                if new is None or name not in new._modules:
+                    raise MismatchError(
+                        f"{home.path} was replaced by {type(new).__name__} since attach, which has no {name} for the "
+                        "controller to read; call timestepper.detach(net) and attach again"
+                    )
+                self._convs[path] = new._modules, name
+        home.child = cast(nn.Module, new)
+
     def refuse_changes(self, root: nn.Module) -> None:
         """Whether every stepped layer is still in its place and still stepped; new norms are taken in."""
         if root is not self.root:
@@ -364,6 +387,9 @@ class Steps:
         for link in self._links:
             if link.parent._modules.get(link.name) is not link.child:
                 self._take_in(link)
+        for home in self._homes:
+            if home.parent._modules.get(home.name) is not home.child:
+                self._describe_by(home)
         for place in self._places:
             if not is_stepped(place.layer):
                 raise UnsupportedSiteError(f"{place.path} has got another class since attach; attach again")
