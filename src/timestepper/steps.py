@@ -99,6 +99,15 @@ class _Link:
     name: str
     child: nn.Module
     path: str
+    wrapper: nn.Module | None = None  # put around the child since attach
+
+    @property
+    def changed(self) -> bool:
+        now = self.parent._modules.get(self.name)
+        return now is not self.child and (now is None or now is not self.wrapper)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "wrapper": None}  # found again: a compiled one cannot be copied before what it wraps
 
 
 class Steps:
@@ -191,6 +200,7 @@ class Steps:
     def enter(self, root: nn.Module) -> None:
         """Begin a pass in this thread."""
         if torch.compiler.is_compiling():
+            self._look_while_compiling()
             self._hand_out(self.givens())
             return
         self.refuse_changes(root)
@@ -199,6 +209,12 @@ class Steps:
         if torch.is_grad_enabled() and not in_transform():  # with all weights frozen too: an input may want a gradient
             for place, given in zip(self._places, givens, strict=True):
                 place.slot.keep(given)
+
+    @torch.compiler.assume_constant_result
+    def _look_while_compiling(self) -> bool:
+        """Whenever the network is compiled, and so after every change; not traced."""
+        self.refuse_changes(self.root)
+        return True
 
     def leave(self, around: list[Given] | None) -> None:
         """End it, however it went; twice does no harm."""
@@ -369,26 +385,28 @@ class Steps:
     def _describe_by(self, home: _Link) -> None:
         """Another part has taken the place of one that describes a site, or was put around it."""
         new = home.parent._modules.get(home.name)
-        if new is None or not any(part is home.child for part in new.modules()):
-            for path in [path for path in self._convs if path.rpartition(".")[0] == home.path]:
-                name = path.rpartition(".")[2]
-                if new is None or name not in new._modules:
-                    raise MismatchError(
-                        f"{home.path} was replaced by {type(new).__name__} since attach, which has no {name} for the "
-                        "controller to read; call timestepper.detach(net) and attach again"
-                    )
-                self._convs[path] = new._modules, name
-        home.child = cast(nn.Module, new)
+        if new is not None and any(part is home.child for part in new.modules()):
+            home.wrapper = new
+            return
+        for path in [path for path in self._convs if path.rpartition(".")[0] == home.path]:
+            name = path.rpartition(".")[2]
+            if new is None or name not in new._modules:
+                raise MismatchError(
+                    f"{home.path} was replaced by {type(new).__name__} since attach, which has no {name} for the "
+                    "controller to read; call timestepper.detach(net) and attach again"
+                )
+            self._convs[path] = new._modules, name
+            home.child = new
 
     def refuse_changes(self, root: nn.Module) -> None:
         """Whether every stepped layer is still in its place and still stepped; new norms are taken in."""
         if root is not self.root:
             raise WrappedModelError("torch's DataParallel copies no step sizes; use DistributedDataParallel instead")
         for link in self._links:
-            if link.parent._modules.get(link.name) is not link.child:
+            if link.changed:
                 self._take_in(link)
         for home in self._homes:
-            if home.parent._modules.get(home.name) is not home.child:
+            if home.changed:
                 self._describe_by(home)
         for place in self._places:
             if not is_stepped(place.layer):
@@ -400,7 +418,7 @@ class Steps:
         around = new is not None and any(part is link.child for part in new.modules())
         shows = place is None and all(hasattr(new, name) for name in link.child._modules)
         if around and (shows or type(new).__name__ in _TRANSPARENT):
-            link.child = cast(nn.Module, new)
+            link.wrapper = new
             return
         if place is not None and new is not None and reparam.replaces(new, place.layer):
             make_plain(place.layer)
