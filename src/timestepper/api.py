@@ -360,6 +360,11 @@ def _refuse_wrapped(model: nn.Module) -> None:
                 f"{path or type(model).__name__} has controllers already ({found.stepping.controller}); "
                 "call timestepper.detach(net) first to attach others"
             )
+        if is_stepped(module):
+            raise AlreadyAttachedError(
+                f"{path or type(model).__name__} has the step sizes of another attached network, which it is a part "
+                "or a copy of; call timestepper.detach on that one first"
+            )
         kind = type(module).__name__
         wrapped = _WRAPPERS.intersection(base.__name__ for base in type(module).__mro__)
         if wrapped:

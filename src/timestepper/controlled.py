@@ -52,12 +52,7 @@ class Controlled:
     def __init__(self, root: nn.Module, stepping: Stepping):
         self.root = root
         self.stepping = stepping
-        self._convs = {
-            conv: (root.get_submodule(conv.rpartition(".")[0])._modules, conv.rpartition(".")[2])
-            for stage in stepping.stages
-            for site in stage.sites
-            for conv in site.convs
-        }
+        self._convs: dict[str, tuple[dict[str, nn.Module | None], str]] = {}  # siblings and name of each layer read
 
     @torch.no_grad()
     def begin(self) -> None:

@@ -189,7 +189,7 @@ def _run_alone(layers: list, forward: Callable, module, args: tuple, kwargs: dic
         )
     try:
         for layer in layers:
-            layer._slot.cell.given = _recomputed(layer._slot) or layer._alone()
+            layer._slot.cell.given = _recomputed(layer._slot) or _apart(layer)
         return forward(module._view, *args, **kwargs)
     finally:
         try:
@@ -197,6 +197,21 @@ def _run_alone(layers: list, forward: Callable, module, args: tuple, kwargs: dic
         except BaseException:  # Ctrl-C, just here
             _take_back(layers)
             raise
+
+
+def _apart(layer: Any) -> Given:
+    """What a layer runs with that is called by itself, hidden from a checkpoint that counts what is saved inside it.
+
+    A block may run by itself and be recomputed with the step sizes of a pass, which lie outside of it, or the reverse.
+    """
+    if torch.compiler.is_compiling() or torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
+        return layer._alone()
+    with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda saved: saved):
+        given = layer._alone()
+        for name in layer._entries.keys() - given.made.keys():
+            raw = trained(layer, name)
+            given.made[name] = raw, layer._entries[name].apply(raw, given.step_size(name))
+        return given
 
 
 def _take_back(layers: list) -> None:

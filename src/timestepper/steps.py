@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from timestepper import fused, reparam
 from timestepper.adapters import Site
 from timestepper.controlled import Controlled, Controllers, Stepping, is_sharded
+from timestepper.controllers.base import in_transform
 from timestepper.errors import MismatchError, UnsupportedSiteError, WrappedModelError
 from timestepper.reparam import Entry
 from timestepper.stepped import (
@@ -67,6 +68,15 @@ class _Link:
     name: str
     child: nn.Module
     path: str
+    wrapper: nn.Module | None = None  # put around the child since attach
+
+    @property
+    def changed(self) -> bool:
+        now = self.parent._modules.get(self.name)
+        return now is not self.child and (now is None or now is not self.wrapper)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "wrapper": None}  # found again: a compiled one cannot be copied before what it wraps
 
 
 class Steps(Controlled):
@@ -85,6 +95,7 @@ class Steps(Controlled):
                 for stage in stepping.stages
             }
         )
+        self._find_convs()
         reference = self._weight(stepping.stages[0].sites[0].convs[0])
         controllers.to(device=reference.device, dtype=torch.promote_types(reference.dtype, torch.float32))
         controllers.train(root.training)
@@ -128,6 +139,9 @@ class Steps(Controlled):
         for _, module in changed:
             make_plain(module)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "frozen": None}  # a copy made inside frozen_steps would never leave it
+
     # -- passes --------------------------------------------------------------------------------------------------------
 
     def around(self) -> list[Given] | None:
@@ -137,14 +151,21 @@ class Steps(Controlled):
     def enter(self, root: nn.Module) -> None:
         """Begin a pass in this thread."""
         if torch.compiler.is_compiling():
+            self._look_while_compiling()
             self._hand_out(self.givens())
             return
         self.refuse_changes(root)
         givens = self._here.givens = self.givens()
         self._hand_out(givens)
-        if givens[0].graded:
+        if torch.is_grad_enabled() and not in_transform():  # with all weights frozen too: an input may want a gradient
             for place, given in zip(self._places, givens, strict=True):
                 place.slot.keep(given)
+
+    @torch.compiler.assume_constant_result
+    def _look_while_compiling(self) -> bool:
+        """Whenever the network is compiled, and so after every change; not traced."""
+        self.refuse_changes(self.root)
+        return True
 
     def leave(self, around: list[Given] | None) -> None:
         """End it, however it went; twice does no harm."""
@@ -229,13 +250,43 @@ class Steps(Controlled):
                 parent = links[path].child
         return list(links.values())
 
+    def _find_convs(self) -> None:
+        """The layers that describe sites, and the modules that they lie in."""
+        paths = [conv for stage in self.stepping.stages for site in stage.sites for conv in site.convs]
+        homes = {path.rpartition(".")[0]: self.root.get_submodule(path.rpartition(".")[0]) for path in paths}
+        self._homes = [
+            _Link(self.root.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], home, path)
+            for path, home in homes.items()
+            if path
+        ]
+        self._convs = {path: (homes[path.rpartition(".")[0]]._modules, path.rpartition(".")[2]) for path in paths}
+
+    def _describe_by(self, home: _Link) -> None:
+        """Another part has taken the place of one that describes a site, or was put around it."""
+        new = home.parent._modules.get(home.name)
+        if new is not None and any(part is home.child for part in new.modules()):
+            home.wrapper = new
+            return
+        for path in [path for path in self._convs if path.rpartition(".")[0] == home.path]:
+            name = path.rpartition(".")[2]
+            if new is None or name not in new._modules:
+                raise MismatchError(
+                    f"{home.path} was replaced by {type(new).__name__} since attach, which has no {name} for the "
+                    "controller to read; call timestepper.detach(net) and attach again"
+                )
+            self._convs[path] = new._modules, name
+            home.child = new
+
     def refuse_changes(self, root: nn.Module) -> None:
         """Whether every stepped layer is still in its place and still stepped; new norms are taken in."""
         if root is not self.root:
             raise WrappedModelError("torch's DataParallel copies no step sizes; use DistributedDataParallel instead")
         for link in self._links:
-            if link.parent._modules.get(link.name) is not link.child:
+            if link.changed:
                 self._take_in(link)
+        for home in self._homes:
+            if home.changed:
+                self._describe_by(home)
         for place in self._places:
             if not is_stepped(place.layer):
                 raise UnsupportedSiteError(f"{place.path} has got another class since attach; attach again")
@@ -246,7 +297,7 @@ class Steps(Controlled):
         around = new is not None and any(part is link.child for part in new.modules())
         shows = place is None and all(hasattr(new, name) for name in link.child._modules)
         if around and (shows or type(new).__name__ in _TRANSPARENT):
-            link.child = cast(nn.Module, new)
+            link.wrapper = new
             return
         if place is not None and new is not None and reparam.replaces(new, place.layer):
             make_plain(place.layer)

@@ -69,6 +69,16 @@ def test_attaching_twice_is_refused():
         timestepper.attach(nn.Sequential(net))
 
 
+def test_attaching_to_a_part_of_an_attached_network_is_refused():
+    """It would run with two step sizes, and detach of either would break the other."""
+    net = small()
+    before, expected = bits(net), net.eval()(batch()[0])
+    with pytest.raises(AlreadyAttachedError, match=r"0\.bn2 has the step sizes of another attached network"):
+        timestepper.attach(net.layer1)
+    assert same(bits(net), before)
+    assert torch.equal(net(batch()[0]), expected)
+
+
 def test_a_part_with_our_name_is_refused():
     model = plain()
     model.controllers = nn.Linear(1, 1)

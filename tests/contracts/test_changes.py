@@ -52,6 +52,25 @@ def test_a_norm_put_in_by_hand_is_taken_in():
     assert type(timestepper.detach(net).layer1[0].bn2) is FrozenBatchNorm2d
 
 
+def test_a_new_part_that_describes_a_site_is_read_from_then_on():
+    """A step size that still read the old part's weights would not come back from a state dict."""
+
+    def network():
+        torch.manual_seed(0)
+        vit = timm.create_model(
+            "vit_tiny_patch16_224", img_size=32, depth=2, embed_dim=24, num_heads=2, init_values=1.0
+        )
+        return timestepper.attach(vit, descriptor="visible").eval()
+
+    net, other = network(), network()
+    net(batch()[0])
+    for block in net.blocks:
+        block.mlp = timm.layers.Mlp(24, 96)
+    found = net(batch()[0])
+    other.load_state_dict(net.state_dict())
+    assert torch.equal(found, other(batch()[0]))
+
+
 @pytest.mark.parametrize(
     ("replacement", "name"),
     [(nn.Identity(), "Identity"), (nn.GroupNorm(2, 8), "GroupNorm"), (nn.BatchNorm2d(4), "BatchNorm2d")],

@@ -104,6 +104,38 @@ def test_a_pass_without_gradients_in_between(expected):
     assert same({name: parameter.grad for name, parameter in net.named_parameters()}, expected)
 
 
+@pytest.mark.parametrize("frozen", ["all weights", "steps"])
+def test_an_input_s_gradient_where_nothing_is_trained(frozen):
+    """Recomputed blocks must not find the step sizes of the last training step."""
+    found = []
+    for kind in (Recomputing, CifarResNet):
+        net = train(small(kind)).eval()
+        net.load_state_dict(small().state_dict())
+        images = batch()[0].requires_grad_()
+        if frozen == "all weights":
+            net.requires_grad_(False)(images).sum().backward()
+        else:
+            with timestepper.frozen_steps(net):
+                net(images).sum().backward()
+        found.append(images.grad)
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_pass_and_blocks_by_themselves_before_one_backward(order):
+    """Either may be recomputed with what the other had: a checkpoint counts what is saved inside of it."""
+    net, images = train(timestepper.attach(FAMILIES["timm resnet18"]())).eval(), batch()[0]
+    found = []
+    for recompute in (True, False):
+        net.set_grad_checkpointing(recompute)
+        net.zero_grad()
+        losses = [run(images).square().mean() for run in (net, net.forward_features)[::order]]
+        sum(losses).backward()
+        found.append({name: parameter.grad.clone() for name, parameter in net.named_parameters()})
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(gradient, found[1][name], rtol=1e-4, atol=1e-6, msg=name)
+
+
 def test_torch_s_wrapper_around_blocks(expected):
     net = small().eval()
     apply_activation_checkpointing(net, check_fn=lambda module: type(module).__name__ == "BasicBlock")

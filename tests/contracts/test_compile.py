@@ -180,3 +180,24 @@ class TestCudaGraphs:
                 model(images).square().sum().backward()
         for (name, found), expected in zip(net.named_parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(found.grad, expected.grad, rtol=1e-2, atol=1e-3, msg=name)
+
+
+def test_what_replaces_a_layer_is_noticed_in_a_compiled_network():
+    """Without a look it would run without its step size, silently."""
+    net, images = small().eval(), batch(pixels=16)[0]
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    compiled(images)
+    net.layer1[0].bn2 = nn.BatchNorm2d(8).eval()
+    found = compiled(images)
+    assert torch.equal(found, timestepper.fold(net)(images))
+    net.layer1[0].bn2 = nn.Identity()
+    with pytest.raises(Exception, match=r"layer1\.0\.bn2 was replaced by Identity since attach"):
+        compiled(images)
+
+
+def test_a_network_with_a_compiled_block_can_be_copied_and_folded():
+    net, images = small().eval(), batch(pixels=16)[0]
+    net.layer1[0] = torch.compile(net.layer1[0], backend="eager")
+    expected = net(images)
+    assert torch.equal(copy.deepcopy(net)(images), expected)
+    assert torch.equal(timestepper.fold(net)(images), expected)

@@ -108,3 +108,13 @@ def test_a_network_trains_after_frozen_steps_as_if_nothing_had_been():
 def test_frozen_steps_of_a_plain_network_are_refused():
     with pytest.raises(NotAttachedError, match="CifarResNet has no controllers"), timestepper.frozen_steps(plain()):
         pass
+
+
+def test_a_copy_made_inside_is_not_frozen():
+    net = small().eval()
+    with timestepper.frozen_steps(net):
+        other = copy.deepcopy(net)
+    average_through_data(other)
+    fresh = timestepper.attach(plain()).eval()
+    fresh.load_state_dict(other.state_dict())
+    assert torch.equal(other.eval()(batch()[0]), fresh(batch()[0]))

@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "adapters": {"models", "reparam"},
     "stepped": {"reparam"},
     "controlled": {"equations", "controllers", "fused", "adapters", "stepped"},
-    "steps": {"reparam", "fused", "adapters", "stepped", "controlled"},
+    "steps": {"reparam", "fused", "adapters", "controllers", "stepped", "controlled"},
     "sites": {"adapters", "controllers", "reparam", "steps"},
     "api": {"equations", "adapters", "controllers", "sites", "stepped", "steps"},
     "inspection": {"api", "steps", "adapters", "equations"},
