@@ -238,3 +238,13 @@ def test_what_is_loaded_is_what_was_verified(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "read_bytes", lambda self: readings.append(self) or read(self))
     timestepper.load_folded(timestepper.detach(net), path)
     assert readings == [path]
+
+
+@pytest.mark.parametrize("choice", [{"exclude": "layer1.*"}, {"sites": ["layer2.*", "layer3.0"]}])
+def test_controllers_of_chosen_sites_come_back_without_saying_which(choice, tmp_path):
+    net = trained(**choice).eval()
+    path = timestepper.save_controllers(net, tmp_path / "steps.safetensors")
+    plain = timestepper.detach(copy.deepcopy(net))
+    assert torch.equal(timestepper.load_controllers(plain, path)(IMAGES), net(IMAGES))
+    with pytest.raises(MismatchError):
+        timestepper.load_controllers(CifarResNet(14, 5, width=8), path, exclude="layer3.*")

@@ -12,7 +12,8 @@ from torch import nn
 from timestepper.adapters import Site, Stage, find_stages
 from timestepper.adapters.base import only_ours
 from timestepper.errors import MismatchError, NoSitesError, UnknownNameError, UnsupportedSiteError, first_line
-from timestepper.sites.discovery import NotTaken, candidates
+from timestepper.reparam import trained
+from timestepper.sites.discovery import NotTaken, candidates, length
 from timestepper.sites.example import NeedsExampleError, calls_of
 from timestepper.sites.proof import prove
 from timestepper.sites.stages import grouped, reduced
@@ -28,6 +29,7 @@ def find(
 ) -> tuple[Stage, ...]:
     """The stages of a network: those of adapters where they know one of its blocks, else what is discovered."""
     if isinstance(sites, Discovery):
+        _refuse_another_s(net, sites)
         return _chosen(sites.stages, None, exclude) if exclude is not None else sites.stages
     try:
         stages = find_stages(net)
@@ -39,6 +41,22 @@ def find(
         except NeedsExampleError as needs:
             raise (error if isinstance(error, UnsupportedSiteError) else needs) from None
     return _chosen(stages, sites, exclude) if sites is not None or exclude is not None else tuple(stages)
+
+
+def _refuse_another_s(net: nn.Module, found: Discovery) -> None:
+    """What was discovered in one network says nothing of another."""
+    for site in (site for stage in found.stages for site in stage.sites):
+        try:
+            layers = [(net.get_submodule(entry.layer), entry.name) for entry in site.entries]
+            described = sum(length(net, *each) for each in zip(site.convs, site.means, strict=True))
+            fits = described == site.descriptor and all(trained(layer, name) is not None for layer, name in layers)
+        except AttributeError:
+            fits = False
+        if not fits:
+            raise MismatchError(
+                f"{site.path} of the {found.network} that was discovered is not in this {type(net).__name__}; "
+                "call timestepper.discover on this very network"
+            )
 
 
 def discover(net: nn.Module, example: Any = None) -> Discovery:
