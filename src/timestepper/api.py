@@ -5,6 +5,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -90,7 +91,8 @@ def attach(
         size = sum(parameter.numel() for parameter in model.parameters())
         stages = reduced(stages, spec, descriptor == "visible", size)
     _refuse_division_by_zero(spec, stages)
-    Steps(model, Stepping(stages, spec, reduction, descriptor, descriptor_gradient, begin))
+    chosen = exclude is not None or not (sites is None or isinstance(sites, Discovery))
+    Steps(model, Stepping(stages, spec, reduction, descriptor, descriptor_gradient, begin, chosen))
     return model
 
 
@@ -102,7 +104,7 @@ def _start(start: str | float, controller: ControllerSpec) -> float | None:
         raise StepSizeError(f"{controller} says itself where its step sizes begin; leave start out")
     if start == "identity":
         return 1.0
-    if isinstance(start, str | bool) or not (math.isfinite(start) and start > 0):
+    if isinstance(start, bool) or not isinstance(start, Real) or not (math.isfinite(start) and start > 0):
         raise StepSizeError(f"start must be paper, identity or a positive number, not {start!r}")
     return float(start)
 

@@ -40,6 +40,7 @@ class Stepping:
     descriptor: str
     descriptor_gradient: bool
     start: float | None = None  # where step sizes begin; None: where their controller does
+    chosen: bool = False  # whether these are not all sites, but those that a user chose
 
     def shape(self, stage: Stage) -> StageShape:
         length = stage.descriptor + (self.descriptor == "visible")

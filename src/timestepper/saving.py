@@ -74,7 +74,7 @@ def load_controllers(
         path: of the safetensors file; its JSON lies beside it.
         strict_depth: False takes a network with other numbers of blocks too. Its stages must have the same names,
             widths and descriptors; an LSTM has the same parameters at every depth, other kinds may not.
-        example: as in :func:`timestepper.attach`, and so are ``sites`` and ``exclude``.
+        example: as in :func:`timestepper.attach`, and so are ``sites`` and ``exclude``; by default those of the file.
 
     Returns:
         The very module that was given, with controllers.
@@ -86,17 +86,17 @@ def load_controllers(
     path = Path(path)
     description = _read_description(_beside(path))
     tensors = read_tensors(path)
-    net = attach(
-        model,
-        description["controller"],
-        start=description.get("start", "paper"),
-        example=example,
-        sites=sites,
-        exclude=exclude,
-        reduction=description["reduction"],
-        descriptor=description["descriptor"],
-        descriptor_gradient=description["descriptor_gradient"],
-    )
+    options = {
+        "start": description.get("start", "paper"),
+        "example": example,
+        "exclude": exclude,
+        "reduction": description["reduction"],
+        "descriptor": description["descriptor"],
+        "descriptor_gradient": description["descriptor_gradient"],
+    }
+    if sites is None and exclude is None and description.get("chosen"):
+        sites = [site for stage in description["stages"] for site in stage.get("sites", ())]
+    net = attach(model, description["controller"], sites=sites, **options)
     try:
         _compare(net, description, path, strict_depth)
         load_exactly(find_steps(net).controllers, tensors, path)
@@ -242,6 +242,7 @@ def _description(found: Steps) -> dict:
     return {
         "controller": str(found.stepping.controller),
         **({} if found.stepping.start is None else {"start": found.stepping.start}),
+        **({"chosen": True} if found.stepping.chosen else {}),
         "reduction": found.stepping.reduction,
         "descriptor": found.stepping.descriptor,
         "descriptor_gradient": found.stepping.descriptor_gradient,

@@ -262,3 +262,13 @@ def test_descriptions_with_doubled_stages_or_endless_brackets_are_refused(tmp_pa
     beside.write_text("[" * 100_000)
     with pytest.raises(CheckpointError, match="cannot be read as the description of controllers"):
         timestepper.load_controllers(CifarResNet(14, num_classes=5, width=8), path)
+
+
+@pytest.mark.parametrize("choice", [{"exclude": "layer1.*"}, {"sites": ["layer2.*", "layer3.0"]}])
+def test_controllers_of_chosen_sites_come_back_without_saying_which(choice, tmp_path):
+    net = trained(**choice).eval()
+    path = timestepper.save_controllers(net, tmp_path / "steps.safetensors")
+    plain = timestepper.detach(copy.deepcopy(net))
+    assert torch.equal(timestepper.load_controllers(plain, path)(IMAGES), net(IMAGES))
+    with pytest.raises(MismatchError):
+        timestepper.load_controllers(CifarResNet(14, 5, width=8), path, exclude="layer3.*")

@@ -107,3 +107,9 @@ def test_a_first_step_of_zero_is_refused_and_nothing_is_left_on_the_network():
         timestepper.attach(net, Zero, start="identity")
     assert [type(module) for module in net.modules()] == kinds
     assert "controllers" not in dict(net.named_children())
+
+
+@pytest.mark.parametrize("start", [None, [1], torch.tensor(0.5), True])
+def test_a_start_that_is_no_number_is_refused(start):
+    with pytest.raises(StepSizeError, match="start must be paper, identity or a positive number"):
+        timestepper.attach(FAMILIES["cifar resnet20"](), start=start)

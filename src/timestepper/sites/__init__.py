@@ -12,8 +12,9 @@ from torch import nn
 from timestepper.adapters import Site, Stage, find_stages
 from timestepper.adapters.base import only_ours
 from timestepper.errors import MismatchError, NoSitesError, UnknownNameError, UnsupportedSiteError, first_line
+from timestepper.reparam import trained
 from timestepper.sites import blocks
-from timestepper.sites.discovery import NotTaken, candidates
+from timestepper.sites.discovery import NotTaken, candidates, length
 from timestepper.sites.example import NeedsExampleError, calls_of
 from timestepper.sites.proof import prove
 from timestepper.sites.stages import grouped, reduced
@@ -29,6 +30,7 @@ def find(
 ) -> tuple[Stage, ...]:
     """The stages of a network: those of adapters where they know one of its blocks, else what is discovered."""
     if isinstance(sites, Discovery):
+        _refuse_another_s(net, sites)
         return _chosen(sites.stages, None, exclude) if exclude is not None else sites.stages
     try:
         stages = find_stages(net)
@@ -48,6 +50,22 @@ def is_known(net: nn.Module) -> bool:
         return bool(find_stages(net))
     except (NoSitesError, UnsupportedSiteError):
         return not only_ours(net)
+
+
+def _refuse_another_s(net: nn.Module, found: Discovery) -> None:
+    """What was discovered in one network says nothing of another."""
+    for site in (site for stage in found.stages for site in stage.sites):
+        try:
+            layers = [(net.get_submodule(entry.layer), entry.name) for entry in site.entries]
+            described = sum(length(net, *each) for each in zip(site.convs, site.means, strict=True))
+            fits = described == site.descriptor and all(trained(layer, name) is not None for layer, name in layers)
+        except AttributeError:
+            fits = False
+        if not fits:
+            raise MismatchError(
+                f"{site.path} of the {found.network} that was discovered is not in this {type(net).__name__}; "
+                "call timestepper.discover on this very network"
+            )
 
 
 def discover(net: nn.Module, example: Any = None) -> Discovery:

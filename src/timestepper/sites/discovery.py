@@ -202,7 +202,7 @@ def _named(taken: list[list[tuple[_Branch, Absorbed]]], net: nn.Module) -> list[
 def _site(path: str, branch: _Branch, absorbed: Absorbed, net: nn.Module) -> Site:
     entries: tuple[Entry, ...] = tuple(absorbed.entries.values())
     described = _described(branch.between)
-    lengths = [_length(net, layer, averaged) for layer, averaged in described.items()]
+    lengths = [length(net, layer, averaged) for layer, averaged in described.items()]
     last = tuple(dict.fromkeys(entry.layer for entry in entries if not entry.divide))
     gate = next((entry.layer for entry in entries if entry.divide), None)
     return Site(
@@ -219,7 +219,8 @@ def _site(path: str, branch: _Branch, absorbed: Absorbed, net: nn.Module) -> Sit
     )
 
 
-def _length(net: nn.Module, layer: str, averaged: tuple[int, ...]) -> int:
+def length(net: nn.Module, layer: str, averaged: tuple[int, ...]) -> int:
+    """What a layer adds to the descriptor of its site."""
     shape = cast(Tensor, net.get_submodule(layer).weight).shape
     length = 1
     for dimension, size in enumerate(shape):
