@@ -16,6 +16,7 @@ from timestepper.adapters import Stage
 from timestepper.controllers import Controller, ControllerSpec, parse
 from timestepper.errors import (
     AlreadyAttachedError,
+    MismatchError,
     NonFiniteError,
     NoSitesError,
     NotAttachedError,
@@ -24,7 +25,7 @@ from timestepper.errors import (
     WrappedModelError,
 )
 from timestepper.sites import Discovery, find, reduced
-from timestepper.stepped import CONTROLLERS
+from timestepper.stepped import CONTROLLERS, is_stepped
 from timestepper.steps import Stepping, Steps
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -130,7 +131,7 @@ def fold(net: nn.Module) -> nn.Module:
     Raises:
         NotAttachedError: ``net`` has no controllers.
         NonFiniteError: a weight is NaN or infinite; the message names it.
-        WrappedModelError: ``net`` is sharded over several processes.
+        WrappedModelError, MismatchError: ``net`` is sharded over several processes; it has parts of another one.
     """
     found = find_steps(net)
     found.refuse_changes(found.root)
@@ -143,6 +144,12 @@ def fold(net: nn.Module) -> nn.Module:
     plain = detach(copy.deepcopy(found.root))
     for name, value in effective.items():
         attrgetter(name)(plain).copy_(value)  # not get_parameter: those of a frozen batch norm are buffers
+    for name, part in plain.named_modules():
+        if is_stepped(part):
+            raise MismatchError(
+                f"cannot fold: {name} was copied from an attached network, whose step sizes it still has; detach "
+                "first, copy then, and attach again"
+            )
     for name, value in (*plain.named_parameters(), *plain.named_buffers()):
         learned = name in effective or isinstance(value, nn.Parameter) or name.endswith(("running_mean", "running_var"))
         wrong = ~value.isfinite() if learned else value.isnan()  # a buffer may be a mask of infinities

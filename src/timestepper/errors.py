@@ -46,12 +46,8 @@ class NonFiniteError(TimestepperError, ValueError):
     """A NaN or an infinity where a number is needed."""
 
 
-class SideEntranceError(TimestepperError, AttributeError):
-    """A method of the base model that would run without its step sizes."""
-
-
 class ActivationCheckpointingError(TimestepperError, RuntimeError):
-    """Activation checkpointing recomputes outside the call, with the wrong parameters."""
+    """Activation checkpointing in its reentrant form, which cannot train step sizes."""
 
 
 class MismatchError(TimestepperError, ValueError):

@@ -235,15 +235,10 @@ CONTROLLERS = "controllers"
 STEPS = "_timestepper"  # where a network keeps its Steps; no child, no parameter
 
 
-def make_root(root: nn.Module, steps: Any) -> None:
-    """Let every forward of a network be a pass of its steps."""
-    original: Any = type(root)
-    root.__class__ = _root_class(original)
-    root.__dict__[STEPS] = steps
-
-
 @functools.cache
-def _root_class(original: Any) -> type[nn.Module]:
+def root_class(original: Any) -> Any:
+    """Of a network whose every forward is a pass of its steps."""
+
     def forward(self, *args, **kwargs):
         steps = self._timestepper
         if not torch.compiler.is_compiling() and torch.fx._symbolic_trace.is_fx_symbolic_tracing():
@@ -261,7 +256,7 @@ def _root_class(original: Any) -> type[nn.Module]:
 
     methods: dict[str, Any] = {
         "forward": functools.wraps(original.forward)(forward),
-        "__reduce_ex__": lambda self, protocol: (_remade, ("_root_class", original), self.__getstate__()),
+        "__reduce_ex__": lambda self, protocol: (_remade, ("root_class", original), self.__getstate__()),
         "_original": original,
     }
     if issubclass(original, nn.Sequential | nn.ModuleList | nn.ModuleDict):

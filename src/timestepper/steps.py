@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from operator import attrgetter
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +30,8 @@ from timestepper.stepped import (
     is_stepped,
     make_plain,
     make_reader,
-    make_root,
     make_stepped,
+    root_class,
 )
 
 _TRANSPARENT = {"CheckpointWrapper", "OptimizedModule"}  # put around a layer, they run it as it is
@@ -127,6 +127,8 @@ class Steps:
         reference = self._weight(stepping.stages[0].sites[0].convs[0])
         controllers.to(device=reference.device, dtype=torch.promote_types(reference.dtype, torch.float32))
         controllers.train(root.training)
+        original: Any = type(root)
+        own_class = root_class(original)  # which a class may forbid
         # From here on nothing can fail.
         self._insert(controllers)
         self._places: list[_Place] = []
@@ -140,7 +142,8 @@ class Steps:
         self._links = self._find_links()
         ends = [0, *accumulate(stage.channels for stage in stepping.stages for _ in stage.sites)]
         self._spans = list(pairwise(ends))  # of every site, among the step sizes of all sites
-        make_root(root, self)
+        root.__dict__[STEPS] = self
+        root.__class__ = own_class
         try:
             self._begin()
         except BaseException:

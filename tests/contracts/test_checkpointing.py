@@ -88,13 +88,18 @@ def test_two_forwards_before_one_backward(kind):
 
 
 def test_a_pass_without_gradients_in_between(expected):
-    """As when a teacher, or an evaluation, runs before the backward pass."""
+    """As when averaged weights are put in for an evaluation before the backward pass: it has its own step sizes."""
     net = small(Recomputing).eval()
     images, labels = batch()
     loss = F.cross_entropy(net(images), labels)
+    trained = bits(net.controllers)
     with torch.no_grad():
+        for parameter in net.controllers.parameters():
+            parameter.data.add_(1.0)
         net(images)
         net.layer1(torch.zeros(1, 8, 4, 4))
+        for name, parameter in net.controllers.named_parameters():
+            parameter.data.copy_(trained[name])
     loss.backward()
     assert same({name: parameter.grad for name, parameter in net.named_parameters()}, expected)
 
@@ -144,6 +149,14 @@ def test_the_reentrant_form_runs_where_nothing_is_recomputed():
     net = small(Reentrant).eval()
     with torch.no_grad():
         torch.testing.assert_close(net(batch()[0]), small().eval()(batch()[0]))
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs")  # torch's, that the stage gets no gradient
+def test_the_reentrant_form_runs_where_no_input_has_a_gradient():
+    net, features = small().eval(), torch.randn(1, 8, 4, 4)
+    found = checkpoint(net.layer1, features, use_reentrant=True)
+    assert not found.requires_grad
+    assert torch.equal(found, net.layer1(features))
 
 
 class Detached(CifarResNet):

@@ -4,6 +4,7 @@ import copy
 import io
 import multiprocessing
 import pickle
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from training import batch, fits_its_fold, gradients, plain, same, small, train
 
 import timestepper
 from timestepper.api import find_steps
+from timestepper.errors import MismatchError
 from timestepper.models import CifarResNet
 
 
@@ -49,7 +51,7 @@ def test_a_copy_is_the_same_network_and_a_different_one(duplicate, family):
     assert fits_its_fold(net)
 
 
-def test_a_copy_computes_its_step_sizes_once(monkeypatch):
+def test_a_copy_computes_its_step_sizes_once():
     """Its layers are given them by its own passes, and compute none by themselves."""
     twin, calls = copy.deepcopy(small()), []
     for controller in twin.controllers.values():
@@ -81,6 +83,17 @@ def test_a_copy_of_one_block_runs_with_the_step_size_it_had():
     assert torch.equal(block(features), expected)
 
 
+def test_a_copy_of_a_block_put_into_the_network_does_not_fold():
+    """It has the step sizes of a network that nobody trains."""
+    net = small()
+    net.layer1.append(copy.deepcopy(net.layer1[0]))
+    with pytest.raises(MismatchError, match=r"layer1\.1\.bn2 was copied from an attached network, .*; detach"):
+        timestepper.fold(net)
+    model = timestepper.detach(small())
+    model.layer1.append(copy.deepcopy(model.layer1[0]))
+    assert fits_its_fold(timestepper.attach(model))
+
+
 def test_a_state_dict_saves_and_loads_without_pickle():
     net = small().eval()
     file = io.BytesIO()
@@ -91,21 +104,16 @@ def test_a_state_dict_saves_and_loads_without_pickle():
     assert torch.equal(net(batch()[0]), twin(batch()[0]))
 
 
-def _answer(net: nn.Module, results) -> None:
+def _answer(net: nn.Module) -> tuple:
     torch.set_num_threads(1)
-    results.put((net.eval()(batch()[0]).tolist(), {k: v.tolist() for k, v in timestepper.step_sizes(net).items()}))
+    return net.eval()(batch()[0]).tolist(), {k: v.tolist() for k, v in timestepper.step_sizes(net).items()}
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_another_process_computes_the_same(method):
     net = small().eval()
-    context = multiprocessing.get_context(method)
-    results = context.Queue()
-    worker = context.Process(target=_answer, args=(net, results))
-    worker.start()
-    logits, sizes = results.get(timeout=120)
-    worker.join(60)
-    assert worker.exitcode == 0
+    with ProcessPoolExecutor(1, multiprocessing.get_context(method)) as pool:
+        logits, sizes = pool.submit(_answer, net).result(timeout=300)
     assert torch.equal(torch.tensor(logits), net(batch()[0]))
     assert sizes == {stage: dt.tolist() for stage, dt in timestepper.step_sizes(net).items()}
 

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from training import batch, bits, gradients, plain, same, small, train
 
 import timestepper
+from timestepper.models import CifarResNet
 
 
 def parameters_of(net) -> dict[str, torch.Tensor]:
@@ -42,6 +43,26 @@ def test_functional_call_of_some_parameters_and_of_one_part():
         net.layer1[0].bn2.weight.mul_(2)
     torch.testing.assert_close(part, net.layer1(features))
     torch.testing.assert_close(whole, net(images))
+
+
+class Doubling(CifarResNet):
+    """Runs its own stage with other parameters than it has, in the middle of its forward."""
+
+    def forward(self, x):
+        doubled = {"0.bn2.weight": 2 * self.layer1[0].bn2.weight}
+        x = functional_call(self.layer1, doubled, torch.relu(self.bn1(self.conv1(x))))
+        return self.linear(self.layer3(self.layer2(x)).mean((2, 3)))
+
+
+def test_functional_call_of_a_part_inside_a_pass():
+    net, twin = small(Doubling).eval(), small().eval()
+    found = gradients(net)
+    with torch.no_grad():
+        twin.layer1[0].bn2.weight.mul_(2)
+    expected = gradients(twin)
+    expected["layer1.0.bn2.weight"] *= 2
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_gradients_of_every_sample():

@@ -9,6 +9,8 @@ import torch
 from training import batch, bits, fits_its_fold, gradients, plain, same, small
 
 import timestepper
+from timestepper.controllers.independent import Independent
+from timestepper.models import CifarResNet
 
 IMAGES = batch(size=1, pixels=8)[0]
 
@@ -170,11 +172,28 @@ def test_an_interrupted_inner_pass_leaves_the_outer_one_its_step_sizes():
     assert seen == [1, 2]
 
 
-def test_a_failed_attach_leaves_a_plain_network():
-    model = plain()
-    model.layer3[0].bn2 = torch.nn.GroupNorm(2, 32)
-    expected = model.eval()(IMAGES)
-    with pytest.raises(timestepper.errors.UnsupportedSiteError):
-        timestepper.attach(model)
+class Final(CifarResNet):
+    """A network whose class may have no subclass."""
+
+    def __init_subclass__(cls):
+        raise TypeError("final")
+
+
+class Failing(Independent):
+    """A user's controller that cannot be built for every stage."""
+
+    def __init__(self, shape):
+        super().__init__(shape)
+        if shape.channels > 16:
+            raise ValueError("too wide")
+
+
+@pytest.mark.parametrize(("kind", "error"), [("lstm", TypeError), ("failing", ValueError)])
+def test_an_attach_that_fails_leaves_a_plain_network(kind, error, monkeypatch):
+    monkeypatch.setitem(timestepper.controllers.KINDS, "failing", Failing)
+    model = plain(Final if kind == "lstm" else CifarResNet)
+    classes, expected = [type(module) for module in model.modules()], model.eval()(IMAGES)
+    with pytest.raises(error):
+        timestepper.attach(model, kind)
     assert torch.equal(model(IMAGES), expected)
-    assert not timestepper.is_attached(model)
+    assert [type(module) for module in model.modules()] == classes

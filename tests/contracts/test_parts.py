@@ -59,6 +59,14 @@ def test_one_layer_alone_agrees_with_the_literal_paper():
     torch.testing.assert_close(net.layer2(net.layer1(features)), twin.layer2(twin.layer1(features)))
 
 
+def test_a_forward_that_is_called_directly_computes_step_sizes_once():
+    net, calls = small().eval(), []
+    for controller in net.controllers.values():
+        controller.register_forward_hook(lambda *_: calls.append(1))
+    assert torch.equal(net.forward(batch()[0]), net(batch()[0]))
+    assert len(calls) == 2 * 3
+
+
 class Doubled(nn.Module):
     """A network of two attached ones."""
 
@@ -109,8 +117,13 @@ class Recursive(CifarResNet):
 
 
 def test_a_network_that_enters_itself():
-    net = small(Recursive).eval()
+    net, calls = small(Recursive).eval(), []
     assert fits_its_fold(net)
+    handles = [controller.register_forward_hook(lambda *_: calls.append(1)) for controller in net.controllers.values()]
+    net(batch()[0])
+    assert len(calls) == 2 * 3  # one pass inside the other, and no layer alone
+    for handle in handles:
+        handle.remove()
     other = small().eval()
     images, labels = batch()
     torch.nn.functional.cross_entropy(other(images) + other(images[..., ::2, ::2]), labels).backward()

@@ -1,0 +1,97 @@
+"""LoRA by PEFT, before attach and after: inside a branch it trains; where the step size enters it does not."""
+
+import peft
+import pytest
+import torch
+from families import FAMILIES
+from training import batch, bits, fits_its_fold, gradients, same, small, train
+
+import timestepper
+from timestepper.errors import MismatchError, NotAttachedError, UnsupportedSiteError
+
+INSIDE = peft.LoraConfig(r=2, target_modules=r"layer\d\.0\.conv1")
+
+
+def trained(net):
+    for name, parameter in net.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)  # which begins at zero
+    return train(net)
+
+
+def test_inside_a_branch_after_attach():
+    net = small()
+    adapted = peft.get_peft_model(net, INSIDE)
+    assert adapted.base_model.model is net
+    names = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    assert names
+    assert all("lora_" in name for name in names)
+    before = bits(net)
+    trained(adapted)
+    moved = {name for name, value in net.state_dict().items() if not torch.equal(value, before[name])}
+    assert any("lora_A" in name for name in moved)
+    assert not any("bn2.weight" in name or name.startswith("controllers.") for name in moved)
+    assert fits_its_fold(net)
+
+
+def test_inside_a_branch_before_attach():
+    model = timestepper.detach(small())
+    peft.inject_adapter_in_model(INSIDE, model)
+    net = trained(timestepper.attach(model))
+    assert all(gradient.any() for name, gradient in gradients(net).items() if "lora_" in name)
+    assert fits_its_fold(net)
+    assert any("lora_A" in name for name in timestepper.fold(net).state_dict())
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before attach", "after attach"])
+def test_folded_first_and_merged_then_it_is_the_same_network(before):
+    """Merged first, the controllers would read other weights than they were trained on."""
+    net = timestepper.detach(small()) if before else small()
+    adapted = peft.get_peft_model(net, INSIDE)
+    if before:
+        timestepper.attach(net)
+    trained(adapted).eval()
+    with pytest.raises(NotAttachedError, match=r"its part base_model\.model has: give that one"):
+        timestepper.fold(adapted)
+    folded = timestepper.fold(net)
+    for module in folded.modules():
+        if isinstance(module, peft.tuners.lora.LoraLayer):
+            module.merge()
+    with torch.no_grad():
+        torch.testing.assert_close(folded(batch()[0]), adapted(batch()[0]), rtol=1e-4, atol=1e-5)
+
+
+def test_merged_and_unloaded_it_is_an_attached_network_again():
+    net = small()
+    merged = trained(peft.get_peft_model(net, INSIDE)).merge_and_unload()
+    assert merged is net
+    assert list(merged.state_dict()) == list(small().state_dict())
+    assert fits_its_fold(merged)
+
+
+def test_controllers_and_lora_train_together():
+    net = small()
+    config = peft.LoraConfig(r=2, target_modules=r"layer\d\.0\.conv1", modules_to_save=["linear"])
+    adapted = peft.get_peft_model(net, config)
+    net.controllers.requires_grad_(True)
+    found = gradients(adapted)
+    assert any("controllers." in name and gradient.any() for name, gradient in found.items())
+    assert any("lora_B" in name and gradient.any() for name, gradient in found.items())
+
+
+def test_on_the_layer_that_takes_the_step_size_it_is_refused_by_name():
+    """DenseNet's branches end in a convolution."""
+    config = peft.LoraConfig(r=2, target_modules=r"block1\.0\.conv")
+    model = FAMILIES["densenet"]()
+    peft.inject_adapter_in_model(config, model)
+    with pytest.raises(UnsupportedSiteError, match=r"block1\.0\.conv: the branch ends in Conv2d, which cannot take"):
+        timestepper.attach(model)
+    net = timestepper.attach(FAMILIES["densenet"]())
+    before = bits(net)
+    peft.inject_adapter_in_model(config, net)
+    with pytest.raises(MismatchError, match=r"block1\.0\.conv was wrapped in Conv2d since attach"):
+        net(batch()[0])
+    assert same(
+        {name: value for name, value in bits(net).items() if name in before},
+        {name: value for name, value in before.items() if name in net.state_dict()},
+    )
