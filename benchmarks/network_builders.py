@@ -36,18 +36,15 @@ def from_torchvision(name: str):
     if kind == "detection":
         return detection(models.get_model(name, weights=None, weights_backbone=None, num_classes=3))
     options = {"weights_backbone": None, "num_classes": 3} if kind == "segmentation" else {}
+    pixels = 64
+    if name.startswith("vit_"):
+        pixels = options["image_size"] = 56 if name.endswith("14") else 64
+    if name.startswith(("maxvit", "mvit")):
+        pixels = 224
+    frames = () if kind != "video" else (16,) if name.startswith("mvit") else (4,)
     net = models.get_model(name, weights=None, **options)
-    size = (
-        (3, 16, 224, 224)
-        if kind == "video" and name.startswith(("mvit", "swin"))
-        else (3, 4, 64, 64)
-        if kind == "video"
-        else (3, 128, 128)
-    )
-    if not kind and name.startswith(("vit", "maxvit", "inception")):
-        size = {"vit_h_14": (3, 224, 224), "inception_v3": (3, 299, 299)}.get(name, (3, 224, 224))
-    example = torch.randn(2 if size[-1] < 200 else 1, *size)
-    return net, example, lambda net: squares(net(torch.cat([example] * (1 + (len(example) < 2)))))
+    example = torch.randn(2, 3, *frames, pixels, pixels)
+    return net, example, lambda net: squares(net(example))
 
 
 def detection(net: nn.Module):

@@ -64,12 +64,15 @@ class Entry:
 
 
 # Layers that are linear per output channel, by their own name and no other: a subclass may hide an activation.
-_NORMS = (
+_BATCH_NORMS = (
     "torch.nn.modules.batchnorm.BatchNorm1d",
     "torch.nn.modules.batchnorm.BatchNorm2d",
     "torch.nn.modules.batchnorm.BatchNorm3d",
     "torch.nn.modules.batchnorm.SyncBatchNorm",
     "torchvision.ops.misc.FrozenBatchNorm2d",
+)
+_NORMS = (
+    *_BATCH_NORMS,
     "torch.nn.modules.normalization.GroupNorm",
     "torch.nn.modules.normalization.LayerNorm",
     "torch.nn.modules.normalization.RMSNorm",
@@ -128,7 +131,7 @@ def _entering(layer: nn.Module) -> tuple[Entry, ...]:
 def replaces(layer: nn.Module, other: nn.Module) -> bool:
     """Whether one batch norm may have taken the place of another: synchronised or frozen, with the same channels."""
     ours, theirs = trained(layer, "weight"), trained(other, "weight")
-    norms = all("BatchNorm" in type_name(each) and type_name(each) in _NORMS + _ACTIVE_NORMS for each in (layer, other))
+    norms = type_name(layer) in _BATCH_NORMS and type_name(other) in _BATCH_NORMS
     return norms and ours is not None and theirs is not None and ours.shape == theirs.shape
 
 

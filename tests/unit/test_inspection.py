@@ -207,6 +207,14 @@ def test_inspect_prints_json():
     assert [stage["descriptor"] for stage in found["stages"]] == [288, 576, 1152]
 
 
+def test_inspect_shows_what_was_discovered_and_what_not():
+    found = json.loads(run("inspect", "timm/test_mambaout", "--input-size", "64", "--json").stdout)
+    assert len(found["discovered"]["sites"]) == sum(len(stage["sites"]) for stage in found["stages"]) == 6
+    assert {"stage", "site", "absorbing layer", "rule", "proved error"} == set(found["discovered"]["sites"][0])
+    text = run("inspect", "torchvision/mobilenet_v3_small", "--input-size", "64").stdout
+    assert "features.3.block.2.1   weight*dt, bias*dt" in text
+
+
 def test_inspect_prints_a_table():
     text = run("inspect", "cifar/densenet40").stdout
     assert "block3.11" in text

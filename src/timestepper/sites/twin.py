@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 
 from timestepper.errors import MismatchError, first_line
 
+_OWN = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -80,8 +81,8 @@ def in_single(net: nn.Module) -> None:
     """To float32, with what a network has computed once and kept."""
     net.float()
     for module in net.modules():
-        kept = {n: v for n, v in vars(module).items() if isinstance(v, Tensor) and v.dtype == torch.float64}
-        vars(module).update({name: value.float() for name, value in kept.items()})
+        kept = {n: v for n, v in vars(module).items() if isinstance(v, Tensor | dict | list) and n not in _OWN}
+        vars(module).update({name: tree_map(_single, value) for name, value in kept.items() if _has_double(value)})
 
 
 @contextmanager
@@ -99,6 +100,14 @@ def seed() -> None:
     """The same dropout in every run."""
     torch.manual_seed(0)
     random.seed(0)
+
+
+def _has_double(kept: Any) -> bool:
+    return any(isinstance(value, Tensor) and value.dtype == torch.float64 for value in tree_flatten(kept)[0])
+
+
+def _single(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype == torch.float64 else value
 
 
 def _double(tensor: Tensor) -> Tensor:
