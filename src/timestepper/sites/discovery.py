@@ -60,11 +60,14 @@ def candidates(trace: Trace, net: nn.Module) -> tuple[list[Candidate], list[NotT
             continue  # a bias, a position, a mask
         try:
             branch = _branch_of(trace, total)
-            found.append((branch, _absorbed(branch, trace.shared, net)))
+            absorbed = _absorbed(branch, trace.shared, net)
+            found.append((branch, absorbed))
         except _NoResidual as error:
             refused.append(NotTaken(total.module, str(error), residual=False))
         except Refused as error:
-            refused.append(NotTaken(total.module, str(error), residual=True))
+            pyramid = _joins_scales(branch)
+            reason = f"it joins scales, over other residual sums; {error}" if pyramid else str(error)
+            refused.append(NotTaken(total.module, reason, residual=not pyramid))
     taken, doubled = _apart(found)
     return _named(taken, net), refused + doubled
 
@@ -100,6 +103,16 @@ def _branch_of(trace: Trace, total: Node) -> _Branch:
 def _between(trace: Trace, base: Node, end: Node) -> list[Node]:
     inside = trace.nodes[base.number + 1 : end.number]
     return [node for node in inside if end.comes_from(node) and node.comes_from(base)] + [end]
+
+
+def _joins_scales(found: _Branch) -> bool:
+    """Whether a sum with a projection spans other residual sums, as in a feature pyramid: that is no block."""
+    first, second = found.total.args[:2]
+    if first.comes_from(second) or second.comes_from(first):
+        return False
+    sums = (node.args[:2] for node in found.between if node.name in SUMS)
+    pairs = [pair for pair in sums if all(isinstance(part, Node) and part.live for part in pair) and len(pair) == 2]
+    return any(a.comes_from(b) or b.comes_from(a) for a, b in pairs)
 
 
 def _from_other_channels(base: Node, *paths: list[Node]) -> bool:

@@ -295,3 +295,23 @@ def assert_untouched(net: nn.Module, error: TimestepperError) -> None:
     assert "controllers" not in dict(net.named_children())
     assert not timestepper.is_attached(net)
     assert not any(hasattr(type(module), "_original") for module in net.modules())
+
+
+class Pyramid(nn.Module):
+    """A lateral connection over residual blocks, whose upper end has a head of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.block, self.lateral, self.top, self.head = Block(conv()), conv(), conv(), conv()
+
+    def forward(self, x):
+        top = self.top(torch.relu(self.block(x)))
+        return self.lateral(x) + top, self.head(top)
+
+
+def test_a_feature_pyramid_joins_scales():
+    found = timestepper.discover(nn.Sequential(Pyramid()), torch.randn(PIXELS))
+    assert list(found.errors) == ["0.block"]
+    (sum_,) = found.refused
+    assert sum_.reason.startswith("it joins scales, over other residual sums; the end of its branch")
+    assert not sum_.residual
