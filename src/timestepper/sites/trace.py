@@ -156,7 +156,7 @@ class Trace(Watching):
         if name == "__setitem__":
             self._record(name, args[0], mapped_args, mapped_kwargs, 0)
             return result
-        if name.endswith("_") and not name.endswith("__") and args and args[0]._is_view():
+        if name == "copy_" and args[0]._is_view():
             base = args[0]._base  # what a part of it was written into depends on that now
             self._record("__setitem__", base, (self._of(base), *mapped_args[1:]), mapped_kwargs, 0)
         found = [value for value in tree_flatten(result)[0] if isinstance(value, Tensor)]
