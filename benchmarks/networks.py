@@ -144,9 +144,9 @@ def page(results: dict) -> str:
         "",
         "What was changed after results were seen: four networks joined those without residual sums (the list says",
         "which), and two kinds of sums are no residuals any more: those of different channels of one feature",
-        "(res2next50 and efficientvit_m0 count because of it) and those that join scales over residual blocks (detection networks",
-        "with a feature pyramid on a ResNet). Results were measured in pieces while discovery was being written,",
-        "not at one commit.",
+        "(res2next50 and efficientvit_m0 count because of it) and those that join scales over residual blocks",
+        "(detection networks with a feature pyramid on a ResNet). Results were measured in pieces,",
+        "while discovery was being written, not at one commit.",
         "",
     ]
     for library in TOLD:
