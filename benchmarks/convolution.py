@@ -3,17 +3,16 @@
     python benchmarks/convolution.py --json convolution.json
 
 For every distinct layer of CIFAR ResNet-56 that the kernels take: forward, input gradient and weight gradient by cuDNN
-(bf16, channels-last, benchmark mode) and by ours in several configurations. A figure is the median of calls recorded in
-one CUDA graph; data lie in the L2 cache, as they do in training. Every configuration is compared with float64. One that
-does not compile or is wrong is printed and left out. The best go into the tables of fused/convolution.py.
+(bf16, channels-last, benchmark mode) and by ours, as the tables of fused/convolution.py divide the work and in the ways
+that differ from that in one number. A figure is the median of calls recorded in one CUDA graph; data lie in the L2
+cache, as they do in training. Every way is compared with float64. One that does not compile or is wrong is printed and
+left out. The best go into the tables.
 
-With ``--steps`` whole training steps of plain ResNet-56 are timed as well: one network, and several at once on streams
-of their own, with cuDNN's convolutions and with ours as the tables have them.
+Whole training steps: ``training_step.py`` and ``sweep.py`` with runtime.fast_convolutions=true and without.
 """
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import multiprocessing
 import pathlib
@@ -29,12 +28,10 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from timestepper.adapters import create_model  # noqa: E402
-from timestepper.bench import agreement  # noqa: E402
 from timestepper.bench.environment import environment  # noqa: E402
-from timestepper.bench.quiet import quiet  # noqa: E402
-from timestepper.bench.training import Case, TrainingStep, forget, runtime  # noqa: E402
 from timestepper.fused.convolution import (  # noqa: E402
+    CONVOLVE,
+    WEIGHT_GRADIENT,
     Blocks,
     launch_convolve,
     launch_weight_gradient,
@@ -45,92 +42,45 @@ from timestepper.fused.convolution import (  # noqa: E402
 LAYERS = {16: (32, 18), 32: (16, 17), 64: (8, 17)}
 KINDS = ("forward", "input gradient", "weight gradient")
 WORST = 2.5e-3  # relative error; rounding the result to bf16 alone gives 1.7e-3
-TOGETHER = (1, 3, 6)  # networks that train at once
-
-# Pixels of a row, pixels of a piece, pieces together, rows, output channels, warps; what is left out has its default.
-CONVOLVE = {
-    16: [
-        Blocks(2, 4, 3, 64, 16, 4),
-        Blocks(2, 4, 3, 128, 16, 8),
-        Blocks(2, 4, 1, 64, 16, 4),
-        Blocks(2, 2, 3, 64, 16, 4),
-        Blocks(1, 1, 9, 128, 16, 4),
-        Blocks(1, 1, 3, 128, 16, 4),
-        Blocks(2, 4, 3, 32, 16, 2),
-        Blocks(2, 4, 3, 64, 16, 4, held=False),
-        Blocks(2, 4, 3, 128, 16, 4, held=False),
-        Blocks(1, 1, 9, 128, 16, 4, held=False),
-    ],
-    32: [
-        Blocks(1, 1, 3, 64, 32, 4),
-        Blocks(1, 1, 9, 64, 32, 4),
-        Blocks(1, 1, 3, 128, 32, 8),
-        Blocks(1, 1, 9, 64, 16, 4),
-        Blocks(1, 1, 3, 32, 32, 4),
-        Blocks(1, 1, 9, 32, 32, 4),
-        Blocks(1, 1, 3, 64, 32, 4, held=False),
-        Blocks(1, 1, 9, 64, 32, 4, held=False),
-    ],
-    64: [
-        Blocks(1, 1, 3, 64, 32, 4),
-        Blocks(1, 1, 1, 64, 32, 4),
-        Blocks(1, 1, 1, 64, 64, 4),
-        Blocks(1, 1, 3, 64, 16, 4),
-        Blocks(1, 1, 3, 32, 32, 4),
-        Blocks(1, 1, 3, 16, 64, 4),
-        Blocks(1, 1, 3, 64, 32, 4, held=False),
-        Blocks(1, 1, 3, 64, 64, 4, held=False),
-    ],
-}
-# The same, each with several numbers of slices.
-WEIGHT_GRADIENT = {
-    16: (
-        [
-            Blocks(2, 4, 3, 64, 16, 4),
-            Blocks(2, 4, 3, 128, 16, 8),
-            Blocks(1, 4, 3, 64, 16, 4),
-            Blocks(2, 4, 1, 64, 16, 4),
-            Blocks(2, 4, 3, 64, 16, 4, held=False),
-            Blocks(2, 4, 3, 64, 16, 4, held=False, stages=2),
-        ],
-        (66, 132, 264),
-    ),
-    32: (
-        [
-            Blocks(1, 2, 2, 64, 32, 4),
-            Blocks(1, 2, 2, 128, 32, 4),
-            Blocks(2, 2, 2, 64, 32, 4),
-            Blocks(1, 4, 1, 64, 32, 4),
-            Blocks(1, 2, 2, 64, 32, 4, held=False),
-            Blocks(1, 2, 2, 64, 32, 4, held=False, stages=3),
-        ],
-        (22, 44, 88),
-    ),
-    64: (
-        [
-            Blocks(1, 1, 1, 64, 64, 4),
-            Blocks(1, 1, 1, 128, 64, 4),
-            Blocks(1, 1, 3, 64, 64, 8),
-            Blocks(1, 1, 3, 64, 32, 4),
-            Blocks(1, 1, 1, 64, 64, 4, held=False),
-            Blocks(1, 1, 1, 64, 64, 4, held=False, stages=3),
-        ],
-        (4, 8, 16),
-    ),
+CHANGES = {
+    "pixels": (1, 2),
+    "span": (1, 2, 4),
+    "together": (1, 2, 3, 9),
+    "rows": (32, 64, 128),
+    "outputs": (16, 32, 64),
+    "warps": (2, 4, 8),
+    "held": (False, True),
 }
 
 
 def candidates(kind: str, channels: int) -> list[Blocks]:
-    if kind != "weight gradient":
-        return CONVOLVE[channels]
-    blocks, slices = WEIGHT_GRADIENT[channels]
-    return [one._replace(slices=number) for one in blocks for number in slices]
+    """The table's own entry, and all that differ from it in one number."""
+    known, changes = CONVOLVE[channels], CHANGES
+    if kind == "weight gradient":
+        known = WEIGHT_GRADIENT[channels]
+        changes = changes | {"slices": (known.slices // 2, 2 * known.slices), "stages": (1, 2, 3)}
+    others = [known._replace(**{name: value}) for name, values in changes.items() for value in values]
+    return [one for one in dict.fromkeys([known, *others]) if pieces(one) % one.together == 0]
+
+
+def pieces(blocks: Blocks) -> int:
+    """Of a window."""
+    return 3 * -(-(blocks.pixels + 2) // blocks.span)
 
 
 def tensors(batch: int, channels: int) -> tuple[Tensor, Tensor, Tensor]:
-    side = LAYERS[channels][0]
-    shape = (batch, side, side, channels, channels)
-    return agreement.convolution_case(shape, torch.device("cuda"), torch.bfloat16)
+    """Images, weight and the output's gradient."""
+    shape, generator = (batch, channels, *2 * LAYERS[channels][:1]), torch.Generator().manual_seed(0)
+    x, gradient = (torch.randn(shape, generator=generator) for _ in range(2))
+    weight = torch.randn(channels, channels, 3, 3, generator=generator) / (9 * channels) ** 0.5
+    place = {"device": "cuda", "dtype": torch.bfloat16, "memory_format": torch.channels_last}
+    return x.to(**place), weight.to(**place), gradient.to(**place)
+
+
+def relative_error(found: Tensor, exact: Tensor) -> float:
+    """NaN counts as infinite."""
+    error = float((found.double() - exact).norm() / exact.norm())
+    return error if error == error else float("inf")
 
 
 def ours(kind: str, x: Tensor, weight: Tensor, gradient: Tensor, blocks: Blocks) -> Tensor:
@@ -187,23 +137,22 @@ def compile_all(channels: list[int], jobs: int) -> None:
 
 def measure_layer(batch: int, channels: int, options: argparse.Namespace) -> list[dict]:
     case = tensors(batch, channels)
-    right = zip(KINDS, agreement.exact_convolution(*case), strict=True)
-    found = [measure(kind, case, exact, options) for kind, exact in right]
-    return [{"channels": channels, "batch": batch} | each for each in found]
+    return [{"channels": channels, "batch": batch} | measure(kind, case, options) for kind in KINDS]
 
 
-def measure(kind: str, case: tuple[Tensor, Tensor, Tensor], exact: Tensor, options: argparse.Namespace) -> dict:
+def measure(kind: str, case: tuple[Tensor, Tensor, Tensor], options: argparse.Namespace) -> dict:
     """cuDNN and every configuration on one layer."""
     batch, channels = case[0].shape[:2]
     timing = (options.calls, options.rounds)
+    exact = library(kind, *(tensor.double() for tensor in case))
     base = microseconds(lambda: library(kind, *case), *timing)
-    base_error = agreement.relative_error(library(kind, *case), exact)
+    base_error = relative_error(library(kind, *case), exact)
     print(f"\n{channels} channels, batch {batch}, {kind}: cuDNN {base:.2f} us, error {base_error:.1e}")
     rows = []
     for blocks in candidates(kind, channels):
         text = " ".join(f"{name} {value}" for name, value in blocks._asdict().items())
         try:
-            error = agreement.relative_error(ours(kind, *case, blocks), exact)
+            error = relative_error(ours(kind, *case, blocks), exact)
             if error > max(WORST, 1.1 * base_error):
                 raise ArithmeticError(f"error {error:.1e}")
             found = microseconds(lambda: ours(kind, *case, blocks), *timing)  # noqa: B023
@@ -214,42 +163,6 @@ def measure(kind: str, case: tuple[Tensor, Tensor, Tensor], exact: Tensor, optio
         print(f"  {found:7.2f} us  {found / base:6.1%}  error {error:.1e}  {text}", flush=True)
     rows.sort(key=lambda row: row["us"])
     return {"kind": kind, "cudnn_us": base, "cudnn_error": base_error, "ours": rows}
-
-
-def time_steps(batch: int, fast: bool, options: argparse.Namespace) -> dict:
-    """Milliseconds in which so many networks make one step each; compiled, CUDA graphs, bf16, channels-last."""
-    forget()
-    how = dataclasses.replace(runtime("compiled+graph", torch.device("cuda"), "bf16", True), fast_convolutions=fast)
-    how.configure()
-    runs = []
-    for seed in range(max(TOGETHER)):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            torch.manual_seed(seed)
-            network = create_model("cifar/resnet56", num_classes=10)
-            runs.append((stream, TrainingStep(network, Case(batch, (3, 32, 32), 10, how))))
-        torch.cuda.synchronize()
-    with quiet():
-        times = {number: milliseconds_together(runs[:number], options.rounds) for number in TOGETHER}
-    text = ", ".join(f"{number} at once {ms:.2f} ms" for number, ms in times.items())
-    print(f"ResNet-56, batch {batch}, {'ours' if fast else 'cuDNN'}: {text}", flush=True)
-    return {"batch": batch, "fast_convolutions": fast, "milliseconds": times}
-
-
-def milliseconds_together(runs: list[tuple[torch.cuda.Stream, TrainingStep]], rounds: int, steps: int = 100) -> float:
-    """Median over rounds, by the host's clock: no event sees all streams."""
-    times = []
-    for _ in range(rounds):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(steps):
-            for stream, step in runs:
-                with torch.cuda.stream(stream):
-                    step()
-        torch.cuda.synchronize()
-        times.append(1000 * (time.perf_counter() - start) / steps)
-    return statistics.median(times)
 
 
 def summary(found: list[dict]) -> None:
@@ -278,7 +191,6 @@ def main() -> None:
     )
     parser.add_argument("--calls", type=int, default=20, help="calls in one graph")
     parser.add_argument("--rounds", type=int, default=9, help="replays of a graph")
-    parser.add_argument("--steps", action="store_true", help="time whole training steps, too")
     parser.add_argument("--jobs", type=int, default=8, help="processes that compile")
     parser.add_argument("--commit", help="recorded where the source carries no history")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures here")
@@ -288,16 +200,14 @@ def main() -> None:
     compile_all(options.channels, options.jobs)
     print(f"compiled in {time.perf_counter() - start:.0f} s")
     found = []
-    with quiet():
-        for channels in options.channels:
-            for batch in options.batches:
-                found += measure_layer(batch, channels, options)
+    for channels in options.channels:
+        for batch in options.batches:
+            found += measure_layer(batch, channels, options)
     summary(found)
-    steps = [time_steps(batch, fast, options) for batch in options.batches for fast in (False, True) if options.steps]
     print(f"{time.perf_counter() - start:.0f} s in all")
     if options.json:
         device = torch.device("cuda")
-        answer = {"environment": environment(device, options.commit), "layers": found, "steps": steps}
+        answer = {"environment": environment(device, options.commit), "layers": found}
         options.json.write_text(json.dumps(answer, indent=2) + "\n")
 
 

@@ -20,7 +20,6 @@ import torch  # noqa: E402
 import timestepper  # noqa: E402
 from timestepper.adapters import create_model  # noqa: E402
 from timestepper.bench.environment import environment  # noqa: E402
-from timestepper.bench.quiet import quiet  # noqa: E402
 from timestepper.bench.timing import seconds  # noqa: E402
 from timestepper.bench.training import MODES, Case, TrainingStep, forget, runtime  # noqa: E402
 from timestepper.stability.monitor import Monitor  # noqa: E402
@@ -42,12 +41,11 @@ def measure(model: str, batch: int, options: argparse.Namespace, device: torch.d
 
     monitor = Monitor(shape)
     looks = []
-    with quiet():
-        per_step = statistics.median(seconds(some_steps, device) for _ in range(5)) / options.steps
-        first = seconds(lambda: monitor.observe(net), device)
-        for _ in range(options.looks):  # weights move between two looks, as in training
-            some_steps()
-            looks.append(seconds(lambda: monitor.observe(net), device))
+    per_step = statistics.median(seconds(some_steps, device) for _ in range(5)) / options.steps
+    first = seconds(lambda: monitor.observe(net), device)
+    for _ in range(options.looks):  # weights move between two looks, as in training
+        some_steps()
+        looks.append(seconds(lambda: monitor.observe(net), device))
     look, epoch = statistics.median(looks), per_step * steps
     return {
         "model": model,

@@ -24,7 +24,6 @@ from engine_runs import random_data
 from safetensors.torch import load_file
 
 from timestepper.bench.environment import environment
-from timestepper.bench.quiet import quiet
 from timestepper.cli.sweep import widen_device_queue
 from timestepper.data import Dataset
 from timestepper.engine.runtime import choose_device
@@ -90,8 +89,7 @@ def timed(entries: list[Entry], shared: Shared, jobs: int, options: argparse.Nam
     runs = [Turns(entry, Quiet(plain=True).add(entry.label), shared, Options()) for entry in entries]
     for run in runs:
         go([run], options.warm_epochs, 1)
-    with quiet():
-        seconds = [go(part, options.epochs, jobs) for part in ([runs] if jobs > 1 else [[run] for run in runs])]
+    seconds = [go(part, options.epochs, jobs) for part in ([runs] if jobs > 1 else [[run] for run in runs])]
     for run in runs:
         while run.turn():
             pass

@@ -102,3 +102,16 @@ def test_a_network_inside_another_exports():
     outer = nn.Sequential(small(), nn.Softmax(1)).eval()
     program = torch.export.export(outer, (batch()[0],))
     torch.testing.assert_close(program.module()(batch()[0]), outer(batch()[0]))
+
+
+def nodes(net):
+    """Of the exported graph: kind, target, arguments, shape and type of the result."""
+    graph = torch.export.export(net.eval(), (batch()[0],)).graph
+    return [(n.op, str(n.target), str((n.args, n.kwargs)), str(n.meta.get("val"))) for n in graph.nodes]
+
+
+@pytest.mark.parametrize("family", ["cifar resnet20", "densenet"])
+def test_a_folded_network_is_the_plain_one_node_for_node(family):
+    plain = FAMILIES[family]()
+    assert nodes(timestepper.fold(timestepper.attach(FAMILIES[family]()))) == nodes(plain)
+    assert nodes(nn.Sequential(plain, nn.LeakyReLU(0.1))) != nodes(nn.Sequential(plain, nn.LeakyReLU(0.2)))

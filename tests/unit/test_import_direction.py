@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "stability": {"equations", "api", "adapters"},
     "data": {"files"},
     "engine": {"files", "fused", "torchrun"},
-    "bench": {"files", "names", "controllers", "fused", "adapters", "api", "inspection", "engine", "experiment"},
+    "bench": {"names", "controllers", "adapters", "api", "inspection", "engine", "experiment"},
     "experiment": {
         "names",
         "equations",

@@ -11,13 +11,13 @@ from timestepper.api import is_attached
 from timestepper.bench import peers
 from timestepper.bench.environment import environment
 from timestepper.bench.floor import measure_ceilings, training_floor
-from timestepper.bench.inference import Inference
 from timestepper.bench.timing import Timing, interleaved
-from timestepper.bench.training import Case, TrainingStep, forget, runtime
+from timestepper.bench.training import Case, Inference, TrainingStep, forget, runtime
 from timestepper.errors import first_line
 from timestepper.inspection import count_parameters
 
 MODES_ON = {"cuda": ("eager", "graph", "compiled+graph"), "cpu": ("eager",)}
+VARIANTS = ("plain", "literal", "lstm", "two_fc", "independent", *peers.PEERS)
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,13 @@ class Settings:
     rounds: int
     seconds: float
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return 3, self.pixels, self.pixels
+
     def case(self, mode: str) -> Case:
         how = runtime(mode, self.device, self.precision, self.channels_last)
-        return Case(self.batch, (3, self.pixels, self.pixels), self.classes, how)
+        return Case(self.batch, self.shape, self.classes, how)
 
     def build(self, variant: str) -> nn.Module:
         return peers.build(variant, self.model, self.classes)
@@ -49,29 +53,25 @@ def compare(settings: Settings, say=print, commit: str | None = None) -> dict:
     for variant in settings.variants:
         peers.check_name(variant)
     settings.case(settings.modes[0]).runtime.configure()
-    # Every network has the same class, and the compiler keeps only a few versions of one by default.
-    with torch.random.fork_rng(), torch._dynamo.config.patch(recompile_limit=64):
-        result = {
+    with torch.random.fork_rng():
+        floor = _floor(settings)
+        return {
             "environment": environment(settings.device, commit),
             "settings": {**asdict(settings), "device": str(settings.device)},
-            "floor": floor(settings),
-            "modes": {mode: _mode(settings, mode, say) for mode in settings.modes},
+            "floor": floor,
+            "modes": {mode: _mode(settings, mode, floor["ms"], say) for mode in settings.modes},
         }
-    _distances(result)
-    return result
 
 
-def floor(settings: Settings) -> dict:
+def _floor(settings: Settings) -> dict:
     """Fewest bytes and operations of plain's step, and the time they take at the ceilings of this run."""
     bf16 = settings.precision == "bf16"
-    plain = training_floor(
-        settings.build("plain"), settings.batch, (3, settings.pixels, settings.pixels), 2 if bf16 else 4
-    )
+    plain = training_floor(settings.build("plain"), settings.batch, settings.shape, 2 if bf16 else 4)
     ceilings = measure_ceilings(settings.device, torch.bfloat16 if bf16 else torch.float32)
     return {**asdict(plain), **asdict(ceilings), "ms": plain.milliseconds(ceilings)}
 
 
-def _mode(settings: Settings, mode: str, say) -> dict[str, dict]:
+def _mode(settings: Settings, mode: str, floor: float, say) -> dict[str, dict]:
     """Every variant beside a plain network that stays; so at most two networks are in memory."""
     rows: dict[str, dict] = {}
     case = settings.case(mode)
@@ -80,7 +80,7 @@ def _mode(settings: Settings, mode: str, say) -> dict[str, dict]:
     for variant in settings.variants:
         say(f"{mode}: {variant}")
         try:
-            rows[variant] = _training(settings, variant, plain_step, case)
+            rows[variant] = _training(settings, variant, plain_step, floor)
         except Exception as error:
             rows[variant] = {"error": _reason(error)}
     del plain_step
@@ -95,13 +95,14 @@ def _mode(settings: Settings, mode: str, say) -> dict[str, dict]:
     return rows
 
 
-def _training(settings: Settings, variant: str, plain: TrainingStep, case: Case) -> dict:
-    _forget_compiled(case)
-    step = TrainingStep(settings.build(variant), case) if variant != "plain" else plain
+def _training(settings: Settings, variant: str, plain: TrainingStep, floor: float) -> dict:
+    _forget_compiled(plain.case)
+    step = TrainingStep(settings.build(variant), plain.case) if variant != "plain" else plain
     timed = _beside(settings, plain, step)
     return {
         "train_ms": asdict(timed.ms),
         "train_ratio": asdict(timed.ratio),
+        "times_floor": timed.ms.median / floor,
         "first_step_s": step.first_seconds,
         "first_step_ratio": step.first_seconds / plain.first_seconds,
         "peak_bytes": step.peak_bytes,
@@ -140,17 +141,6 @@ def _forget_compiled(case: Case) -> None:
         forget()
 
 
-def _distances(result: dict) -> None:
-    for rows in result["modes"].values():
-        for row in rows.values():
-            if "train_ms" in row:
-                row["times_floor"] = row["train_ms"]["median"] / result["floor"]["ms"]
-
-
 def _reason(error: Exception) -> str:
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} at {place.name}: {first_line(error)}"
-
-
-def default_variants() -> tuple[str, ...]:
-    return ("plain", "literal", "lstm", "two_fc", "independent", *peers.PEERS)

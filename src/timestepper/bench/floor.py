@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from timestepper.api import detach, is_attached
-from timestepper.bench.quiet import quiet
 from timestepper.bench.timing import seconds
 
 _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -83,9 +82,8 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     target = torch.empty_like(source)
     size = 8192 if large else 1024
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    with quiet():
-        copied = _usual_seconds(lambda: target.copy_(source), device)
-        multiplied = _usual_seconds(lambda: a @ b, device)
+    copied = _usual_seconds(lambda: target.copy_(source), device)
+    multiplied = _usual_seconds(lambda: a @ b, device)
     return Ceilings(2 * source.numel() * 4 / copied, 2 * size**3 / multiplied)
 
 

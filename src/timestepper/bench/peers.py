@@ -83,10 +83,13 @@ def literal(model: nn.Module) -> nn.Module:
 
 
 def build(variant: str, model: str, classes: int) -> nn.Module:
-    """A new network: ``plain``, ``literal``, a peer, or a controller such as ``lstm``; always from the same seed."""
+    """A new network: ``plain``, ``literal``, a peer, or a controller such as ``lstm``; always from the same seed.
+
+    ``again`` is plain a second time: how much two builds of one network differ.
+    """
     torch.manual_seed(0)
     network = create_model(model, num_classes=classes)
-    if variant == "plain":
+    if variant in ("plain", "again"):
         return network
     if variant == "literal":
         return literal(network)
@@ -97,9 +100,10 @@ def build(variant: str, model: str, classes: int) -> nn.Module:
 
 def check_name(variant: str) -> None:
     """Fails with the known names."""
-    if variant not in ("plain", "literal", *PEERS):
+    own = ("plain", "again", "literal", *PEERS)
+    if variant not in own:
         try:
             parse(variant)
         except UnknownNameError:
-            known = ", ".join(("plain", "literal", *PEERS, names.known()))
+            known = ", ".join((*own, names.known()))
             raise UnknownNameError(f"unknown variant {variant!r}; known are {known}") from None

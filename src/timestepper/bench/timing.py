@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from timestepper.bench.quiet import quiet
-
 
 @dataclass(frozen=True)
 class Spread:
@@ -40,13 +38,12 @@ def interleaved(
     """Time each variant in turn, round after round, within about so many seconds in all."""
     times: dict[str, list[float]] = {name: [] for name in variants}
     names = list(variants)
-    with quiet():
-        once = {name: _timed(call, device, 1) for name, call in variants.items()}
-        share = seconds * 1000 / rounds / len(variants)  # milliseconds for one variant in one round
-        calls = {name: max(1, min(200, int(share / max(ms, 1e-3)))) for name, ms in once.items()}
-        for turn in range(rounds):
-            for name in names if turn % 2 == 0 else reversed(names):
-                times[name].append(_timed(variants[name], device, calls[name]))
+    once = {name: _timed(call, device, 1) for name, call in variants.items()}
+    share = seconds * 1000 / rounds / len(variants)  # milliseconds for one variant in one round
+    calls = {name: max(1, min(200, int(share / max(ms, 1e-3)))) for name, ms in once.items()}
+    for turn in range(rounds):
+        for name in names if turn % 2 == 0 else reversed(names):
+            times[name].append(_timed(variants[name], device, calls[name]))
     base = times[names[0]]
     return {
         name: Timing(Spread.of(ms), Spread.of([a / b for a, b in zip(ms, base, strict=True)]))

@@ -1,15 +1,14 @@
-"""One training step of a network, ready to be timed: forward, loss, backward and optimiser, as the engine runs them."""
+"""One training step and one forward pass of a network, ready to be timed, as the engine runs them."""
 
 import contextlib
 import gc
-import time
-from collections import Counter
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from timestepper.bench.timing import seconds
 from timestepper.engine import optimiser as optimisers
 from timestepper.engine.runtime import Runtime
 
@@ -48,19 +47,21 @@ class TrainingStep:
 
     def __init__(self, model: nn.Module, case: Case):
         self.case = case
-        self.before = _allocated(case.runtime.device)
+        device = case.runtime.device
+        before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
         self.model = case.runtime.place(model.train())
         self.optimiser = optimisers.build(
             {"all": optimisers.Group(self.model.parameters())}, lr=1e-3, momentum=0.9, weight_decay=1e-4
         )
         self.images, self.labels = case.inputs()
         self._step = case.runtime.graphed(self._update)
-        start = time.perf_counter()
         with _fresh_cache() if case.runtime.compile else contextlib.nullcontext():
-            self()
-            _synchronize(case.runtime.device)
-        self.first_seconds = time.perf_counter() - start
-        self.peak_bytes = self._measure_peak()
+            self.first_seconds = seconds(self, device)
+        self.peak_bytes = 0  # above what was there before the model was; 0 where not known
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            seconds(self, device)
+            self.peak_bytes = torch.cuda.max_memory_allocated() - before
         for _ in range(3):  # a CUDA graph is recorded after a few ordinary steps
             self()
 
@@ -76,28 +77,25 @@ class TrainingStep:
         self.optimiser.step()
         return loss.detach()
 
-    def _measure_peak(self) -> int:
-        """Bytes at the peak of an ordinary step, above what was there before the model was; 0 where not known."""
-        if self.case.runtime.device.type != "cuda":
-            return 0
-        torch.cuda.reset_peak_memory_stats()
-        self()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - self.before
 
-    def kernels(self) -> tuple[Counter, Counter]:
-        """Kernels of one step: how often each is launched, and microseconds of each by name."""
-        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-        with torch.profiler.profile(activities=activities) as profile:
+class Inference:
+    """Calls run one forward pass without gradients on one fixed batch."""
+
+    def __init__(self, model: nn.Module, case: Case):
+        self._case = case
+        self.model = case.runtime.place(model.eval())
+        self._images, _ = case.inputs()
+        self._forward = case.runtime.graphed(self._run)
+        for _ in range(5):  # compiles, and records a CUDA graph after a few ordinary calls
             self()
-            torch.cuda.synchronize()
-        counts: Counter = Counter()
-        microseconds: Counter = Counter()
-        for event in profile.events():
-            if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("## "):
-                counts[event.name] += 1
-                microseconds[event.name] += event.time_range.elapsed_us()
-        return counts, microseconds
+
+    def __call__(self) -> Tensor:
+        return self._forward(self._images)
+
+    @torch.no_grad()
+    def _run(self, images: Tensor) -> Tensor:
+        with self._case.runtime.autocast():
+            return self.model(images)
 
 
 def forget() -> None:
@@ -112,12 +110,3 @@ def _fresh_cache() -> contextlib.AbstractContextManager:
     from torch._inductor.utils import fresh_cache  # takes a second, which only compiling needs
 
     return fresh_cache()
-
-
-def _allocated(device: torch.device) -> int:
-    return torch.cuda.memory_allocated() if device.type == "cuda" else 0
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()

@@ -11,7 +11,9 @@ def bench(
     batch: Annotated[int, typer.Option(min=2, help="images in a batch")] = 64,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     mode: Annotated[list[str] | None, typer.Option(help="eager, graph, compiled, compiled+graph; repeat it")] = None,
-    variant: Annotated[list[str] | None, typer.Option(help="plain, literal, a controller or a peer; repeat it")] = None,
+    variant: Annotated[
+        list[str] | None, typer.Option(help="plain, again, literal, a controller, a peer; repeat it")
+    ] = None,
     precision: Annotated[str | None, typer.Option(help="float32, tf32 or bf16; by default bf16 on CUDA")] = None,
     channels_last: Annotated[bool | None, typer.Option(help="by default for 224 pixels on CUDA")] = None,
     pixels: Annotated[int | None, typer.Option(min=1, help="by default 32 for cifar/, else 224")] = None,
@@ -54,7 +56,7 @@ def bench(
         precision=precision,
         channels_last=cuda and not small if channels_last is None else channels_last,
         modes=modes,
-        variants=tuple(variant) if variant else compare.default_variants(),
+        variants=tuple(variant) if variant else compare.VARIANTS,
         pixels=pixels or input_pixels(model),
         classes=10 if small else 1000,
         rounds=rounds,

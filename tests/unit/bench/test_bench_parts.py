@@ -1,4 +1,4 @@
-"""Timing, peers, floor and the comparison of graphs, each on cases that can be counted by hand."""
+"""Timing, peers and floor, each on cases that can be counted by hand."""
 
 import copy
 import io
@@ -11,10 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import timestepper
-from timestepper.bench import agreement, compare, floor, peers, render, timing
+from timestepper.bench import compare, floor, peers, render, timing
 from timestepper.bench.floor import Ceilings, Floor, training_floor
-from timestepper.bench.inference import Inference, graph_differences
-from timestepper.bench.training import Case, TrainingStep, forget, runtime
+from timestepper.bench.training import Case, Inference, TrainingStep, forget, runtime
 from timestepper.errors import UnknownNameError
 from timestepper.models import CifarResNet
 
@@ -142,12 +141,6 @@ def test_the_images_have_the_layout_that_is_measured():
         assert labels.max() < 4
 
 
-def test_a_nan_is_the_largest_error():
-    right = torch.ones(3, dtype=torch.float64)
-    assert agreement.relative_error(torch.tensor([1.0, 1.0, float("nan")]), right) == float("inf")
-    assert agreement.relative_error(torch.tensor([1.0, 1.0, 4.0]), right) == pytest.approx(3**0.5)
-
-
 def test_all_variants_start_from_the_same_weights():
     plain, *others = (peers.build(name, "cifar/resnet8", 10) for name in ("plain", "plain", "literal", "lstm"))
     for other in others:
@@ -213,21 +206,6 @@ def test_ceilings_count_bytes_read_and_written_and_both_operations(monkeypatch):
     monkeypatch.setattr("time.perf_counter", lambda: next(ticks))
     found = floor.measure_ceilings(CPU, torch.float32)
     assert found == Ceilings(bytes_per_s=2 * 4 * 2**24 / 0.5, operations_per_s=2 * 1024**3 / 0.5)
-
-
-@pytest.mark.parametrize("model", ["cifar/resnet8", "cifar/densenet40"])
-def test_folded_graph_is_plain_node_for_node(model):
-    plain, attached = (peers.build(name, model, 10) for name in ("plain", "lstm"))
-    images = torch.randn(1, 3, 32, 32)
-    assert graph_differences(plain, timestepper.fold(attached), images) == []
-
-
-def test_graph_comparison_sees_a_peer():
-    plain, other = (peers.build(name, "cifar/resnet8", 10) for name in ("plain", "rezero"))
-    assert graph_differences(plain, other, torch.randn(1, 3, 32, 32))
-    softer, harder = nn.LeakyReLU(0.1), nn.LeakyReLU(0.2)
-    assert graph_differences(softer, copy.deepcopy(softer), torch.randn(1, 3)) == []
-    assert len(graph_differences(softer, harder, torch.randn(1, 3))) == 1  # the same nodes with another argument
 
 
 def test_the_table_shows_each_figure_in_its_column():

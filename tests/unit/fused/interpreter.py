@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,8 @@ import pytest
 def run_interpreted(program: str) -> None:
     """Run a program in a process whose kernels are interpreted; its failure is the test's."""
     pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])  # of kernel_errors
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
     answer = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     if "only 0-dimensional arrays" in answer.stderr:
         pytest.skip("the interpreter of this Triton does not run with this NumPy")

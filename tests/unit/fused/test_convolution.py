@@ -16,13 +16,13 @@ from timestepper.models import CifarResNet
 
 INTERPRETED = """
 import torch
-from timestepper.bench import agreement
+import kernel_errors
 from timestepper.fused import convolution
 assert convolution.INTERPRETED
 torch.use_deterministic_algorithms(True)  # fills new memory with NaN, so an element that is not written shows
 cpu = torch.device("cpu")
 def check(shape, channels_last=True):  # batch, height, width, input and output channels
-    for name, error in agreement.convolution_errors(shape, cpu, torch.float32, channels_last).items():
+    for name, error in kernel_errors.convolution_errors(shape, cpu, torch.float32, channels_last).items():
         assert error < 1e-6, (shape, name, error)
 check((1, 7, 9, 16, 16))
 none = torch.zeros(0, 16, 8, 8, requires_grad=True)  # no kernel for no images
@@ -33,10 +33,10 @@ assert weight.grad.abs().sum() == 0
 check((3, 8, 8, 16, 32), channels_last=False)
 check((1, 9, 7, 48, 16), channels_last=False)
 check((2, 1, 1, 32, 48))
-x, weight, gradient = agreement.convolution_case((1, 3, 8, 64, 64), cpu, torch.float32)
-exact = agreement.exact_convolution(x, weight, gradient)
-assert agreement.relative_error(convolution.conv3x3(x, weight), exact[0]) < 1e-6
-assert agreement.relative_error(convolution.conv3x3_input_gradient(gradient, weight), exact[1]) < 1e-6
+x, weight, gradient = kernel_errors.convolution_case((1, 3, 8, 64, 64), cpu, torch.float32)
+exact = kernel_errors.exact_convolution(x, weight, gradient)
+assert kernel_errors.relative_error(convolution.conv3x3(x, weight), exact[0]) < 1e-6
+assert kernel_errors.relative_error(convolution.conv3x3_input_gradient(gradient, weight), exact[1]) < 1e-6
 # every way to divide the work gives the same: pixels of a row, pieces of its window, blocks, slices
 for slices, way in enumerate([(2, 2, 2, 16, 16), (2, 1, 4, 64, 16), (1, 1, 9, 32, 16), (1, 4, 1, 16, 16)], 1):
     blocks = convolution.Blocks(*way, warps=4, slices=slices)

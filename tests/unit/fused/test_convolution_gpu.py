@@ -3,11 +3,11 @@
 import copy
 import re
 
+import kernel_errors
 import pytest
 import torch
 from torch.nn import functional as F
 
-from timestepper.bench import agreement
 from timestepper.engine.runtime import Runtime
 from timestepper.models import CifarResNet
 
@@ -29,20 +29,24 @@ def _exact():
 @pytest.mark.parametrize("shape", LAYERS + ODD)
 def test_kernels_are_as_exact_as_bf16_allows(shape, channels_last):
     """And as exact as the library: what both lose is the rounding of the result."""
-    case = agreement.convolution_case(shape, DEVICE, torch.bfloat16, channels_last)
-    exact = agreement.exact_convolution(*case)
-    mine = agreement.convolution_results(*case)
-    library = agreement.convolution_results(*case, convolve=lambda x, weight: F.conv2d(x, weight, padding=1))
+    case = kernel_errors.convolution_case(shape, DEVICE, torch.bfloat16, channels_last)
+    exact = kernel_errors.exact_convolution(*case)
+    mine = kernel_errors.convolution_results(*case)
+    library = kernel_errors.convolution_results(*case, convolve=lambda x, weight: F.conv2d(x, weight, padding=1))
     for found, other, right in zip(mine, library, exact, strict=True):
         assert found.dtype == torch.bfloat16
-        assert agreement.relative_error(found, right) < max(2.5e-3, 1.1 * agreement.relative_error(other, right))
+        assert kernel_errors.relative_error(found, right) < max(
+            2.5e-3, 1.1 * kernel_errors.relative_error(other, right)
+        )
     assert mine[2].stride() == case[1].stride()
 
 
 @pytest.mark.parametrize("shape", LAYERS)
 def test_the_same_bits_twice(shape):
-    case = agreement.convolution_case(shape, DEVICE, torch.bfloat16)
-    for first, second in zip(agreement.convolution_results(*case), agreement.convolution_results(*case), strict=True):
+    case = kernel_errors.convolution_case(shape, DEVICE, torch.bfloat16)
+    for first, second in zip(
+        kernel_errors.convolution_results(*case), kernel_errors.convolution_results(*case), strict=True
+    ):
         assert torch.equal(first, second)
 
 
@@ -77,7 +81,7 @@ def assert_as_exact(found, usual, exact, images):
     logits.square().sum().backward()
     right = [logits.detach(), *(parameter.grad for parameter in exact.parameters())]
     for mine, other, wanted in zip(found, usual, right, strict=True):
-        error, allowed = (agreement.relative_error(value, wanted.cpu()) for value in (mine, other))
+        error, allowed = (kernel_errors.relative_error(value, wanted.cpu()) for value in (mine, other))
         assert error < 2 * allowed + 1e-2
 
 
@@ -117,4 +121,4 @@ def test_in_a_cuda_graph():
     torch.cuda.synchronize()
     found = [value.clone() for value in recorded]
     for mine, expected in zip(found, gradients(fast, images), strict=True):
-        assert agreement.relative_error(mine, expected.double().cpu()) < 1e-2
+        assert kernel_errors.relative_error(mine, expected.double().cpu()) < 1e-2

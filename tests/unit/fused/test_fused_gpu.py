@@ -1,11 +1,11 @@
 """The kernels on a CUDA device, against float64, and inside CUDA graphs."""
 
+import kernel_errors
 import pytest
 import torch
 
 import timestepper
 from timestepper.api import find_steps
-from timestepper.bench import agreement
 from timestepper.models import CifarResNet
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -21,21 +21,21 @@ def _poisoned():
 
 
 @pytest.mark.usefixtures("_poisoned")
-@pytest.mark.parametrize("network", agreement.STAGES)
+@pytest.mark.parametrize("network", kernel_errors.STAGES)
 def test_controllers_agree_with_float64(network):
-    for name, error in agreement.controller_errors(agreement.STAGES[network], DEVICE).items():
+    for name, error in kernel_errors.controller_errors(kernel_errors.STAGES[network], DEVICE).items():
         assert error < 1e-5, name
 
 
 @pytest.mark.usefixtures("_poisoned")
 def test_descriptors_agree_with_float64():
-    for name, error in agreement.describe_errors(DEVICE).items():
+    for name, error in kernel_errors.describe_errors(DEVICE).items():
         assert error < 1e-6, name
 
 
 @pytest.mark.usefixtures("_poisoned")
 def test_scaled_parameters_agree_with_float64():
-    for name, error in agreement.scale_errors(DEVICE).items():
+    for name, error in kernel_errors.scale_errors(DEVICE).items():
         assert error < 1e-6, name
 
 
@@ -65,7 +65,7 @@ def test_networks_agree_and_fold_exactly():
         logits.square().sum().backward()
         found[path] = [logits.detach(), *(parameter.grad for parameter in net.parameters())]
     for mine, plain in zip(found[None], found[False], strict=True):
-        assert agreement.relative_error(mine, plain.double().cpu()) < 1e-4
+        assert kernel_errors.relative_error(mine, plain.double().cpu()) < 1e-4
     net = attached().eval()
     with torch.no_grad():
         assert torch.equal(timestepper.fold(net)(images), net(images))
@@ -100,4 +100,4 @@ def test_compiled_with_cuda_graphs_by_the_compiler():
         compiled(images).square().sum().backward()
         other(images).square().sum().backward()
     for mine, expected in zip(net.parameters(), other.parameters(), strict=True):
-        assert agreement.relative_error(mine.grad, expected.grad.double().cpu()) < 1e-3
+        assert kernel_errors.relative_error(mine.grad, expected.grad.double().cpu()) < 1e-3

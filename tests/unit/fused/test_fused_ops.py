@@ -1,22 +1,22 @@
 """The hand-written backward, the operators around it and the kernels under Triton's interpreter."""
 
+import kernel_errors
 import pytest
 import torch
 from interpreter import run_interpreted
 
 from timestepper import equations
-from timestepper.bench import agreement
 from timestepper.errors import StepSizeError
 from timestepper.fused import eager, ops, reference
 from timestepper.fused import layout as layout_module
 from timestepper.fused.layout import MATRICES, TILE, layout, scale_rows, table
 
 SHAPES = ((3, 12, 6, 2), (4, 10, 5, 3), (1, 7, 4, 1))
-NUMBERS = list(agreement.numbers(SHAPES))
+NUMBERS = list(kernel_errors.numbers(SHAPES))
 
 
 def controllers():
-    described, parameters, gradient = agreement.random_controllers(SHAPES)
+    described, parameters, gradient = kernel_errors.random_controllers(SHAPES)
     return described.requires_grad_(), [parameter.requires_grad_() for parameter in parameters], gradient
 
 
@@ -154,7 +154,7 @@ def test_layout_has_no_gap_and_no_overlap():
 
 
 def test_every_tile_of_the_gradients_belongs_to_one_matrix():
-    where = layout(agreement.numbers(((3, 70, 33, 64), (2, 64, 32, 8))))
+    where = layout(kernel_errors.numbers(((3, 70, 33, 64), (2, 64, 32, 8))))
     rows = where.rows(list(range(14)))
     tiles = [-(-row[3] // TILE[0]) * -(-row[4] // TILE[1]) for row in rows]
     assert [row[9] for row in rows] == [sum(tiles[:matrix]) for matrix in range(2 * MATRICES)]
@@ -179,7 +179,7 @@ def test_a_table_is_made_once_for_what_it_stands_for():
 
 INTERPRETED = """
 import torch
-from timestepper.bench import agreement
+import kernel_errors
 from timestepper.errors import StepSizeError
 from timestepper.errors import StepSizeError
 from timestepper.fused import ops
@@ -188,7 +188,7 @@ torch.use_deterministic_algorithms(True)  # fills new memory with NaN, so an ele
 device = torch.device("cpu")
 # L, D, C, H: a stage of one site beside a longer one; widths at and just above what a block or the registers hold
 cases = {
-    "odd": agreement.STAGES["odd"],
+    "odd": kernel_errors.STAGES["odd"],
     "16": ((1, 5, 6, 16), (3, 4, 5, 2)),
     "17": ((3, 5, 6, 17), (1, 4, 3, 1)),
     "64": ((1, 5, 6, 64), (2, 4, 5, 33)),
@@ -196,9 +196,9 @@ cases = {
     "128": ((1, 5, 6, 128), (2, 4, 5, 3)),
     "long rows": ((2, 600, 300, 8), (3, 5, 6, 70)),
 }
-found = {case: agreement.controller_errors(stages, device) for case, stages in cases.items()}
-found["describe"] = agreement.describe_errors(device)
-found["scale"] = agreement.scale_errors(device)
+found = {case: kernel_errors.controller_errors(stages, device) for case, stages in cases.items()}
+found["describe"] = kernel_errors.describe_errors(device)
+found["scale"] = kernel_errors.scale_errors(device)
 for case, errors in found.items():
     for name, error in errors.items():
         assert error < 5e-6, (case, name, error)
@@ -229,4 +229,10 @@ def test_reference_backward_covers_a_wrong_gate(monkeypatch):
         expected, _ = reference.backward(gradient, steps, described, state, parameters, where)
         monkeypatch.setattr(reference, "lstm_backward", wrong)
         found, _ = reference.backward(gradient, steps, described, state, parameters, where)
-    assert max(agreement.parameter_errors(found, expected, where).values()) > 1e-5
+    assert max(kernel_errors.parameter_errors(found, expected, where).values()) > 1e-5
+
+
+def test_a_nan_is_the_largest_error():
+    right = torch.ones(3, dtype=torch.float64)
+    assert kernel_errors.relative_error(torch.tensor([1.0, 1.0, float("nan")]), right) == float("inf")
+    assert kernel_errors.relative_error(torch.tensor([1.0, 1.0, 4.0]), right) == pytest.approx(3**0.5)
