@@ -8,7 +8,7 @@ safetensors itself does not notice a flipped bit.
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -17,22 +17,38 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
+from timestepper import validate
 from timestepper.api import Network, attach, detach, find_steps, fold
 from timestepper.errors import CheckpointError, MismatchError, first_line
 from timestepper.files import write_atomic
 from timestepper.sites import Discovery
 from timestepper.steps import Steps
+from timestepper.validate import Source, shown
 
 FORMAT = 1
-_DESCRIPTION = {
-    "format": int,
-    "model": str,
-    "controller": str,
-    "reduction": int | None,
-    "descriptor": str,
-    "descriptor_gradient": bool,
-    "stages": list,
-}
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """The form of a stage in a description; whether it fits a network, the network shows."""
+
+    name: str
+    sites: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Description:
+    """What to attach where, as it stands beside saved controllers."""
+
+    format: int
+    model: str
+    controller: str
+    reduction: int | None
+    descriptor: str
+    descriptor_gradient: bool
+    stages: tuple[_Stage, ...]
+    start: str | float = "paper"
+    chosen: bool = False
 
 
 def save_controllers(net: nn.Module, path: str | Path) -> Path:
@@ -262,33 +278,15 @@ def _beside(path: Path) -> Path:
 
 def _read_description(path: Path) -> dict:
     """What to attach where. Only its form is checked here; whether it fits a network, the network shows."""
-    try:
-        description = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path}: cannot be read as the description of controllers: {first_line(error)}; save the controllers again"
-        ) from None
-    found = description.get("format", FORMAT) if isinstance(description, dict) else FORMAT
+    source = Source(path, CheckpointError, "save the controllers again")
+    content = validate.read(path, source)
+    found = content.get("format", FORMAT) if isinstance(content, dict) else FORMAT
     if found != FORMAT:
-        raise CheckpointError(f"{path}: format {found!r} is not {FORMAT}; update timestepper")
-    if (fault := _fault(description)) is not None:
-        raise CheckpointError(f"{path}: {fault}; the description is damaged, save the controllers again")
-    return description
-
-
-def _fault(description: Any) -> str | None:
-    """What is wrong with the form of a description, None where nothing is."""
-    if not isinstance(description, dict):
-        return f"holds a {type(description).__name__} and no description of controllers"
-    for key, kind in _DESCRIPTION.items():
-        if not isinstance(description.get(key, ...), kind):  # ... is of no such kind
-            return f"{key} is {description[key]!r}" if key in description else f"{key} is missing"
-    for number, stage in enumerate(description["stages"], 1):
-        if not isinstance(stage, dict) or not isinstance(stage.get("name"), str):
-            return f"stage {number} has no name"
-    names = [stage["name"] for stage in description["stages"]]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    return None if twice is None else f"stage {twice} stands there twice"
+        raise CheckpointError(f"{path}: format {shown(found)} is not {FORMAT}; update timestepper")
+    names = [stage.name for stage in validate.build(_Description, content, source, extra=True).stages]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise source.fault("stages", f"has {twice[0]} twice")
+    return content
 
 
 def _checksum(path: Path) -> Path:

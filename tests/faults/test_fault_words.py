@@ -76,7 +76,7 @@ def test_t36_an_environment_that_no_launcher_makes(changes, told, tmp_path):
 
 def spoil_step(state: dict) -> str:
     state["step"] = -5
-    return "its step is not what a run saves"
+    return "step cannot be -5 (allowed: at least 0)"
 
 
 def spoil_model(state: dict) -> str:
@@ -98,7 +98,7 @@ def spoil_momentum(state: dict) -> str:
 
 def lose_recipe(state: dict) -> str:
     del state["recipe"]
-    return "lacks recipe"
+    return "recipe is missing"
 
 
 @pytest.mark.parametrize("spoil", [spoil_step, spoil_model, lose_tensor, spoil_momentum, lose_recipe])

@@ -62,7 +62,7 @@ def test_verify_says_that_a_file_is_missing(call, tmp_path):
 
 def test_an_override_is_blamed_and_not_the_recipe(call):
     assert refused(call("train", "smoke/digits", "foo.bar=1")).startswith(
-        "error: override 'foo.bar=1': unknown section"
+        "error: override 'foo.bar=1': foo is not known; allowed are model"
     )
     told = refused(call("train", "smoke/digits", "schedule.warmup_epochs=9"))
     assert "digits.toml with override 'schedule.warmup_epochs=9': schedule.warmup_epochs 9 is more than" in told

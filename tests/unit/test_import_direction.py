@@ -10,6 +10,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "timestepper"
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "terminal": set(),
+    "validate": set(),
     "files": set(),
     "torchrun": set(),
     "equations": set(),
@@ -48,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "report": {"files", "names"},
 }
-LEAVES = {"errors", "terminal"}  # anyone may import these
+LEAVES = {"errors", "terminal", "validate"}  # anyone may import these
 FOREIGN = {"timm": {"adapters", "bench"}, "torchvision": {"adapters", "data"}}  # and who may import them
 
 

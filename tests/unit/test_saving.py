@@ -149,29 +149,29 @@ def test_a_description_of_another_format_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"steps.json: format 99 is not 1; update timestepper"):
         timestepper.load_controllers(CifarResNet(14, 5, width=8), tmp_path / "steps.safetensors")
     (tmp_path / "steps.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"steps.json: cannot be read as the description of controllers"):
+    with pytest.raises(CheckpointError, match=r"steps.json: not valid JSON: .*; save the controllers again"):
         timestepper.load_controllers(CifarResNet(14, 5, width=8), tmp_path / "steps.safetensors")
 
 
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("[]", "holds a list and no description of controllers"),
-        ("null", "holds a NoneType and no description of controllers"),
+        ("[]", r"must be a table, not \[\]"),
+        ("null", "must be a table, not None"),
         ("{}", "format is missing"),
         ('{"format": 1}', "model is missing"),
-        ({"controller": None}, "controller is None"),
-        ({"reduction": "four"}, "reduction is 'four'"),
-        ({"stages": None}, "stages is None"),
-        ({"stages": [{}]}, "stage 1 has no name"),
-        ({"stages": ["layer1"]}, "stage 1 has no name"),
+        ({"controller": None}, "controller must be text, not None"),
+        ({"reduction": "four"}, "reduction must be a whole number, not 'four'"),
+        ({"stages": None}, "stages must be a list, not None"),
+        ({"stages": [{}]}, r"stages\[1\].name is missing"),
+        ({"stages": ["layer1"]}, r"stages\[1\] must be a table, not 'layer1'"),
     ],
 )
 def test_a_damaged_description_is_named(tmp_path, text, fault):
     path = timestepper.save_controllers(trained(), tmp_path / "steps.safetensors")
     beside = tmp_path / "steps.json"
     beside.write_text(text if isinstance(text, str) else json.dumps(json.loads(beside.read_text()) | text))
-    with pytest.raises(CheckpointError, match=rf"steps.json: {fault}; the description is damaged, save .* again"):
+    with pytest.raises(CheckpointError, match=rf"steps.json: {fault}; save the controllers again"):
         timestepper.load_controllers(CifarResNet(14, 5, width=8), path)
 
 
@@ -257,10 +257,10 @@ def test_descriptions_with_doubled_stages_or_endless_brackets_are_refused(tmp_pa
     beside = path.with_suffix(".json")
     description = json.loads(beside.read_text())
     beside.write_text(json.dumps(description | {"stages": description["stages"] * 2}))
-    with pytest.raises(CheckpointError, match="stage layer1 stands there twice; the description is damaged"):
+    with pytest.raises(CheckpointError, match="stages has layer1 twice; save the controllers again"):
         timestepper.load_controllers(CifarResNet(14, num_classes=5, width=8), path)
     beside.write_text("[" * 100_000)
-    with pytest.raises(CheckpointError, match="cannot be read as the description of controllers"):
+    with pytest.raises(CheckpointError, match="not valid JSON: .*; save the controllers again"):
         timestepper.load_controllers(CifarResNet(14, num_classes=5, width=8), path)
 
 

@@ -4,6 +4,7 @@ import io
 import sys
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,33 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from timestepper import validate
 from timestepper.errors import CheckpointError, DivergedError
 from timestepper.files import make_folder, remove_leftovers, write_atomic
 from timestepper.terminal import tell
+from timestepper.validate import Source, limited
 
 FORMAT = 1
 KEEP = 2
-_MARKS: dict[str, type] = {"format": int, "identity": dict, "step": int, "model": dict}  # of a checkpoint
-_RUN: dict[str, type] = {  # what a run goes on from
-    **dict.fromkeys(("epochs_done", "metrics_bytes", "world"), int),
-    **dict.fromkeys(("momentum", "interval", "epoch"), list),
-    "best": dict,
-    "recipe": str,
-}
-_TYPES = {**_MARKS, **_RUN, "observed": list}
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a run saves and goes on from."""
+
+    identity: dict
+    model: dict[str, Tensor]
+    momentum: list[Tensor]
+    interval: list[float]
+    epoch: list[float]
+    best: dict
+    recipe: str
+    format: int = limited(least=1)
+    step: int = limited(least=0)
+    epochs_done: int = limited(least=0)
+    metrics_bytes: int = limited(least=0)
+    world: int = limited(least=1)
+    observed: list[Tensor] = field(default_factory=list)
 
 
 class Checkpoints:
@@ -95,24 +109,12 @@ def read(path: Path) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CheckpointError(f"{path} is refused: it holds something else than tensors and plain values") from error
-    if not isinstance(state, dict) or not state.keys() >= _MARKS.keys():
-        raise CheckpointError(f"{path} is no checkpoint of timestepper")
-    for name in _TYPES.keys() & state.keys():
-        if not _sound(name, state[name]):
-            raise CheckpointError(f"{path} is no checkpoint of timestepper: its {name} is not what a run saves")
+    source = Source(path, CheckpointError, "it is no checkpoint of timestepper, or damaged")
+    sound = validate.build(_State, state, source, extra=True)
+    for name, sums in (("interval", sound.interval), ("epoch", sound.epoch)):
+        if len(sums) not in (0, 3):
+            raise source.fault(name, f"has {len(sums)} numbers and not 3")
     return state
-
-
-def _sound(name: str, value: Any) -> bool:
-    """Whether a field holds what a run would have saved, as far as it can be told without the network."""
-    wanted: Any = _TYPES[name]
-    if type(value) is not wanted:
-        return False
-    if name in ("model", "momentum", "observed"):
-        return all(isinstance(tensor, Tensor) for tensor in (value.values() if name == "model" else value))
-    if name in ("interval", "epoch"):
-        return len(value) in (0, 3) and all(type(number) is float for number in value)
-    return type(value) is not int or value >= (name in ("format", "world"))
 
 
 def check(path: Path, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
@@ -126,8 +128,6 @@ def check(path: Path, state: Mapping[str, Any], identity: Mapping[str, Any]) -> 
             f"{path}: checkpoint is {_describe(state['identity'])}, you asked for {_describe(identity)}; "
             "use the matching recipe or another run directory"
         )
-    if missing := sorted(_RUN.keys() - state.keys()):
-        raise CheckpointError(f"{path} lacks {', '.join(missing)}; take another checkpoint or start the run again")
 
 
 def check_fit(where: object, state: Mapping[str, Any], model: nn.Module, momentum: Sequence[Tensor] | None) -> None:

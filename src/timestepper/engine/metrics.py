@@ -7,11 +7,14 @@ same metrics file, byte for byte, as one that was not.
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from timestepper import validate
 from timestepper.errors import CheckpointError
 from timestepper.files import explain, open_own
+from timestepper.validate import Source
 
 
 class JsonLines:
@@ -50,17 +53,22 @@ class JsonLines:
         self._file.close()
 
 
+@dataclass(frozen=True)
+class _Line:
+    step: int
+
+
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a file; the last is passed over where it is not whole, as a killed process leaves it."""
     if not path.exists():
         return
+    source = Source(path, CheckpointError)
     lines = path.read_bytes().splitlines()
     for number, text in enumerate(lines, 1):
         try:
-            line = json.loads(text)
-            if not isinstance(line, dict) or type(line["step"]) is not int:
-                raise ValueError
-        except (ValueError, KeyError, RecursionError):
+            line = validate.parse(text.decode(), ".json", source)
+            validate.build(_Line, line, source, extra=True)
+        except (CheckpointError, UnicodeDecodeError):
             if number < len(lines):
                 raise CheckpointError(
                     f"{path}, line {number} is damaged: restore the file or start again in another run directory"

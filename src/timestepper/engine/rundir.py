@@ -6,21 +6,32 @@ import json
 import os
 import socket
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from timestepper import validate
 from timestepper.errors import RunDirectoryError
 from timestepper.files import explain, open_own, remove_leftovers, write_atomic
+from timestepper.validate import Source
 
 LOCK, STATUS, RECIPE, METRICS, TIMING = "run.lock", "status.json", "recipe.toml", "metrics.jsonl", "timing.jsonl"
 CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"
 _OWN = {LOCK, STATUS, RECIPE, METRICS, TIMING, CHECKPOINTS, TENSORBOARD}
-# What JSON must give for the fields of a status that anybody computes with or prints, where they are there.
-_TYPES = {
-    **dict.fromkeys(("state", "host", "time", "process"), (str,)),
-    **dict.fromkeys(("pid", "step", "steps"), (int,)),
-    "test_error": (float, int),
-}
+
+
+@dataclass(frozen=True)
+class _Status:
+    """The fields of a status that anybody computes with or prints."""
+
+    state: str
+    host: str = ""
+    time: str = ""
+    process: str = ""
+    pid: int = 0
+    step: int = 0
+    steps: int = 0
+    test_error: float = 0.0
 
 
 class RunDirectory:
@@ -99,13 +110,11 @@ def check_run(path: Path) -> None:
 
 def read_status(path: Path) -> dict[str, Any] | None:
     """The status of a run directory, None where there is no sound one; a run whose process is gone is ``killed``."""
+    source = Source(path / STATUS, RunDirectoryError)
     try:
-        status = json.loads((path / STATUS).read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(status, dict) or "state" not in status:
-        return None
-    if any(type(status[name]) not in types for name, types in _TYPES.items() if name in status):
+        status = validate.read(path / STATUS, source)
+        validate.build(_Status, status, source, extra=True)
+    except RunDirectoryError:
         return None
     if status["state"] == "running" and is_here(status) and not _alive(status):
         status["state"] = "killed"

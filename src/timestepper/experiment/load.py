@@ -1,22 +1,20 @@
 """Recipes: TOML files and ``key=value`` overrides in, a checked :class:`Recipe` out, and back."""
 
-import difflib
 import json
-import math
 import os
 import tomllib
-import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
-from timestepper.errors import RecipeError, first_line
+from timestepper import validate
+from timestepper.errors import RecipeError
 from timestepper.experiment.controller import check_controller
 from timestepper.experiment.schema import Recipe
+from timestepper.validate import Source, allowed, shown
 
-_LARGEST = 2**63 - 1  # of whole numbers
 _PACKAGE = Path(__file__).resolve().parents[1]
 FOLDERS = (_PACKAGE.parents[1] / "recipes", _PACKAGE / "recipes")
 
@@ -24,27 +22,30 @@ FOLDERS = (_PACKAGE.parents[1] / "recipes", _PACKAGE / "recipes")
 def load(reference: str, overrides: Iterable[str] = ()) -> Recipe:
     """The recipe of a file, or a shipped one by a name such as ``smoke/digits``, with overrides applied."""
     path = find(reference)
-    text = _read(path)
-    if lists_runs(text):
+    tables = validate.read(path, Source(path, RecipeError))
+    if "set" in tables:
         raise _no_recipe(path)
-    return loads(text, str(path), overrides)
+    return _recipe(tables, path, overrides)
 
 
 def loads(text: str, source: str, overrides: Iterable[str] = ()) -> Recipe:
     """The recipe of a TOML text; ``source`` names it in errors."""
-    try:
-        tables = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, brackets in brackets
-        raise RecipeError(f"{source}: not valid TOML: {first_line(error)}") from None
+    return _recipe(validate.parse(text, ".toml", Source(source, RecipeError)), source, overrides)
+
+
+def _recipe(tables: dict[str, Any], name: object, overrides: Iterable[str]) -> Recipe:
     origins: dict[str, str] = {}
+    source = Source(name, RecipeError, origins=origins)
     for override in overrides:
         key, value = _parse_override(override)
-        section, _, name = key.partition(".")
+        section, _, setting = key.partition(".")
         if not isinstance(tables.setdefault(section, {}), dict):
-            raise RecipeError(f"{source}: {section} must be a section, written [{section}]")
-        tables[section][name] = value
-        origins[key] = f"override {_shown(override)}"
-    return _recipe(tables, source, origins)
+            raise source.fault(section, f"must be a table, not {shown(tables[section])}")
+        tables[section][setting] = value
+        origins[key] = f"override {shown(override)}"
+    recipe = validate.build(Recipe, tables, source)
+    _check_together(recipe, f"{name} with {', '.join(origins.values())}" if origins else str(name))
+    return recipe
 
 
 def find(reference: str) -> Path:
@@ -59,7 +60,7 @@ def find(reference: str) -> Path:
         for path in folder.rglob("*.toml"):
             if path.stem == reference and is_set(path):
                 raise _no_recipe(path)
-    raise RecipeError(f"no recipe {_shown(reference)}: no such file, and the shipped ones are {', '.join(shipped())}")
+    raise RecipeError(f"no recipe {shown(reference)}: no such file, and the shipped ones are {', '.join(shipped())}")
 
 
 def _no_recipe(path: Path) -> RecipeError:
@@ -85,12 +86,7 @@ def shipped() -> list[str]:
 
 def is_set(path: Path) -> bool:
     """Whether a file lists runs of recipes (``set = "fig4"``) and is no recipe itself."""
-    return lists_runs(_read(path))
-
-
-def lists_runs(text: str) -> bool:
-    """Whether it is the text of such a file."""
-    return "\nset = " in f"\n{text}"
+    return "set" in validate.read(path, Source(path, RecipeError))
 
 
 def dump(recipe: Recipe) -> str:
@@ -128,79 +124,10 @@ def describe_fields() -> Iterator[str]:
     for section, settings in sections(Recipe()):
         for f, default in settings:
             value = "absent" if default is None else _toml(default)
-            yield f"{section}.{f.name} = {value}  {f.metadata['text']}{_limits(f)}"
+            yield f"{section}.{f.name} = {value}  {f.metadata['text']}{allowed(f.metadata)}"
 
 
 # -- checks --------------------------------------------------------------------------------------------------------
-
-
-def _recipe(tables: Mapping[str, Any], source: str, origins: Mapping[str, str]) -> Recipe:
-    known = {section.name: section.type for section in fields(Recipe)}
-    parts = {}
-    for name, table in tables.items():
-        if name not in known:
-            where = next((origin for key, origin in origins.items() if key.partition(".")[0] == name), source)
-            raise RecipeError(f"{where}: unknown section [{name}]{_suggest(name, known)}")
-        if not isinstance(table, dict):
-            raise RecipeError(f"{source}: {name} must be a section, written [{name}]")
-        parts[name] = _section(known[name], name, table, source, origins)
-    recipe = Recipe(**parts)
-    _check_together(recipe, f"{source} with {', '.join(origins.values())}" if origins else source)
-    return recipe
-
-
-def _section(kind: Any, section: str, table: Mapping[str, Any], source: str, origins: Mapping[str, str]) -> Any:
-    known = {f.name: f for f in fields(kind)}
-    types_of = typing.get_type_hints(kind)
-    values = {}
-    for name, value in table.items():
-        key = f"{section}.{name}"
-        where = origins.get(key, source)
-        if name not in known:
-            raise RecipeError(f"{where}: unknown key {key}{_suggest(name, known, section)}")
-        values[name] = _value(value, types_of[name], known[name], key, where)
-    return kind(**values)
-
-
-def _value(value: Any, wanted: Any, f: Field, key: str, where: str) -> Any:
-    options = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
-    if value is None and type(None) in options:
-        return None
-    kind = options[0]
-    if typing.get_origin(kind) is tuple:
-        if not isinstance(value, list):
-            raise RecipeError(f"{where}: {key} must be a list of numbers, not {_shown(value)}")
-        return tuple(_scalar(item, float, f, key, where) for item in value)
-    return _scalar(value, kind, f, key, where)
-
-
-def _scalar(value: Any, kind: type, f: Field, key: str, where: str) -> Any:
-    if kind is float and type(value) is int and abs(value) <= _LARGEST:
-        value = float(value)
-    if type(value) is not kind:
-        names = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
-        raise RecipeError(f"{where}: {key} must be {names[kind]}, not {_shown(value)}{_limits(f)}")
-    low, above, high = f.metadata["least"], f.metadata["above"], f.metadata["most"]
-    impossible = (
-        (f.metadata["choices"] and value not in f.metadata["choices"])
-        or (isinstance(value, float) and not math.isfinite(value))
-        or (isinstance(value, int) and abs(value) > _LARGEST)
-        or (low is not None and value < low)
-        or (above is not None and value <= above)
-        or (high is not None and value > high)
-    )
-    if impossible:
-        raise RecipeError(f"{where}: {key} cannot be {_shown(value)}{_limits(f)}")
-    return value
-
-
-def _shown(value: Any) -> str:
-    """A value as it was written, or the beginning of a long one."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):
-        return "something endless"
-    return text if len(text) <= 100 else f"{text[:100]}…"
 
 
 def _check_together(recipe: Recipe, source: str) -> None:
@@ -231,7 +158,7 @@ def _parse_override(override: str) -> tuple[str, Any]:
         names = [f"{section}.{f.name}" for section, settings in sections(Recipe()) for f, _ in settings]
         near = [name for name in names if name.endswith(f".{key}")]
         hint = f"; did you mean {near[0]}={text}?" if near else ", for example run.seed=1"
-        raise RecipeError(f"override {_shown(override)} is not of the form section.key=value{hint}")
+        raise RecipeError(f"override {shown(override)} is not of the form section.key=value{hint}")
     key = key.strip()
     wanted = _type_of(key)
     if text.lower() == "none" and wanted is not str:
@@ -251,22 +178,6 @@ def _type_of(key: str) -> Any:
     return typing.get_type_hints(kinds[section]).get(name) if section in kinds else None
 
 
-def _suggest(name: str, known: Iterable[str], section: str = "") -> str:
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    prefix = f"{section}." if section else ""
-    guess = f"; did you mean {prefix}{near[0]}?" if near else ";"
-    return f"{guess} allowed are {', '.join(names)}"
-
-
-def _limits(f: Field) -> str:
-    words = {"least": "at least", "above": "more than", "most": "at most"}
-    parts = [f"{word} {f.metadata[name]}" for name, word in words.items() if f.metadata[name] is not None]
-    if f.metadata["choices"]:
-        parts.append("one of " + ", ".join(f.metadata["choices"]))
-    return f" (allowed: {' and '.join(parts)})" if parts else ""
-
-
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -275,10 +186,3 @@ def _toml(value: Any) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return repr(value)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: cannot be read: {error}") from None

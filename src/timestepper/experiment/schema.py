@@ -1,25 +1,16 @@
 """What a recipe may say: every section, every field, its meaning, its default and its limits."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from timestepper import names
 from timestepper.engine.schedule import LAWS
+from timestepper.validate import limited
 
 
-def setting(
-    default: Any,
-    text: str,
-    *,
-    choices: tuple[str, ...] = (),
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    free: bool = False,
-) -> Any:
+def setting(default: Any, text: str, *, free: bool = False, **limits: Any) -> Any:
     """A field of a recipe. ``free`` fields do not change what is learned, so a resumed run may change them."""
-    limits = {"text": text, "choices": choices, "least": least, "above": above, "most": most, "free": free}
-    return field(default=default, metadata=limits)
+    return limited(default, text=text, free=free, **limits)
 
 
 @dataclass(frozen=True)

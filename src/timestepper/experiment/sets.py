@@ -3,29 +3,41 @@
 import itertools
 import json
 import os
-import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from timestepper.errors import RecipeError, UnknownNameError, first_line
+from timestepper import validate
+from timestepper.errors import RecipeError, UnknownNameError
 from timestepper.experiment import record
 from timestepper.experiment.load import FOLDERS, as_dict, is_set, load, sections
 from timestepper.experiment.schema import Recipe
+from timestepper.validate import Source, limited
 
 MEASURES = ("noise", "stability")
-# What a key holds; of lists and tables also what is in them.
-_SET_KEYS = {
-    "set": (str, None),
-    "title": (str, None),
-    "seeds": (list, int),
-    "short": (list, str),
-    "measure": (list, str),
-    "train": (list, dict),
-}
-_TRAIN_KEYS = {"base": (str, None), "overrides": (list, str), "vary": (dict, list), "hours": (float, None)}
-_WORDS = {str: "text", int: "whole number", float: "number", list: "list", dict: "table"}
+
+
+@dataclass(frozen=True)
+class _Train:
+    """One recipe of a set, what to vary in it, and the GPU hours that one run is expected to take."""
+
+    base: str
+    hours: float = limited(least=0)
+    overrides: tuple[str, ...] = ()
+    vary: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Set:
+    """What the file of a set may say."""
+
+    set: str
+    title: str
+    seeds: tuple[int, ...] = (0,)
+    short: tuple[str, ...] = ()
+    measure: tuple[str, ...] = limited((), choices=MEASURES)
+    train: tuple[_Train, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,7 +79,7 @@ def open_sets(name: str, *, short: bool = False, overrides: tuple[str, ...] = ()
         paths = [Path(name)]
     else:
         raise UnknownNameError(f"unknown set {name!r}; known are {', '.join([*known, 'all', 'everything'])}")
-    if short and len(paths) == 1 and "train" in (table := _read(paths[0])) and not table.get("short"):
+    if short and len(paths) == 1 and (listed := _read(paths[0])).train and not listed.short:
         raise RecipeError(f"{paths[0]}: has no schedule shorter than its own; leave --schedule short out")
     found: dict[str, Wanted] = {}
     for wanted in itertools.chain.from_iterable(_expand(path, short, overrides) for path in paths):
@@ -98,58 +110,28 @@ def identity(recipe: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _expand(path: Path, short: bool, overrides: tuple[str, ...]) -> Iterator[Wanted]:
-    table = _read(path)
-    for number, train in enumerate(table.get("train", []), 1):
-        where = f"{path}: train {number}"
-        _check(train, _TRAIN_KEYS, where, required=("base", "hours"))
-        vary = train.get("vary", {})
-        for values in itertools.product(*vary.values()):
-            varied = [f"{key}={value}" for key, value in zip(vary, values, strict=True)]
-            own = [*train.get("overrides", []), *varied]
-            changed = [*own, *(table.get("short", []) if short else []), *overrides]
+    listed = _read(path)
+    for number, train in enumerate(listed.train, 1):
+        for values in itertools.product(*train.vary.values()):
+            varied = [f"{key}={value}" for key, value in zip(train.vary, values, strict=True)]
+            own = [*train.overrides, *varied]
+            changed = [*own, *(listed.short if short else ()), *overrides]
             for given in changed:
                 if given.partition("=")[0].strip() == "run.seed":
                     raise RecipeError(
-                        f"{where}: {given} would change nothing, because the file's seeds decide; leave it out, or "
-                        "list the seed there"
+                        f"{path}: train[{number}]: {given} would change nothing, because the file's seeds decide; "
+                        "leave it out, or list the seed there"
                     )
-            hours = train["hours"] * _length(train["base"], changed) / _length(train["base"], own)
-            for seed in table.get("seeds", [0]):
-                recipe = load(train["base"], [*changed, f"run.seed={seed}"])
-                yield Wanted(recipe, train["base"], hours, tuple(table.get("measure", ())), (table["set"],))
+            hours = train.hours * _length(train.base, changed) / _length(train.base, own)
+            for seed in listed.seeds:
+                recipe = load(train.base, [*changed, f"run.seed={seed}"])
+                yield Wanted(recipe, train.base, hours, listed.measure, (listed.set,))
 
 
 def _length(base: str, overrides: list[str]) -> int:
     return load(base, overrides).run.epochs
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RecipeError(f"{path}: not readable as TOML: {first_line(error)}") from None
-    _check(table, _SET_KEYS, str(path), required=("set", "title"))
-    for measure in table.get("measure", ()):
-        if measure not in MEASURES:
-            raise RecipeError(f"{path}: measure {measure!r} is not known; allowed are {', '.join(MEASURES)}")
-    return table
-
-
-def _check(table: Mapping[str, Any], known: Mapping[str, tuple], where: str, required: tuple[str, ...]) -> None:
-    for key, value in table.items():
-        if key not in known:
-            raise RecipeError(f"{where}: unknown key {key}; allowed are {', '.join(known)}")
-        kind, inner = known[key]
-        if not _is(value, kind):
-            raise RecipeError(f"{where}: {key} must be a {_WORDS[kind]}, not {value!r}")
-        for item in () if inner is None else value.values() if kind is dict else value:
-            if not _is(item, inner):
-                raise RecipeError(f"{where}: {key} holds {item!r}, which is no {_WORDS[inner]}")
-    for key in required:
-        if key not in table:
-            raise RecipeError(f"{where}: key {key} is missing")
-
-
-def _is(value: Any, kind: type) -> bool:
-    """TOML knows true from 1; a whole number will do as a number."""
-    return isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
+def _read(path: Path) -> _Set:
+    source = Source(path, RecipeError)
+    return validate.build(_Set, validate.read(path, source), source)

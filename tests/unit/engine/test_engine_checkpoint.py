@@ -172,15 +172,15 @@ def test_a_zip_that_is_no_checkpoint(store):
 def test_a_sound_file_with_a_wrong_field_is_named(store, wrong):
     path = store.folder / "step-00000048.pt"
     torch.save({"format": 1, "identity": IDENTITY, "step": 48, **state(), **wrong}, path)
-    with pytest.raises(CheckpointError, match=rf"step-00000048\.pt is no checkpoint .*its {next(iter(wrong))} is not"):
+    with pytest.raises(CheckpointError, match=rf"step-00000048\.pt: {next(iter(wrong))}\S* (must|cannot|has) .*no checkpoint"):
         read(path)
 
 
 @pytest.mark.parametrize("name", ["momentum", "epochs_done", "interval", "epoch", "best", "world", "recipe"])
 def test_a_missing_field_is_named(store, name):
     path = store.save(48, {key: value for key, value in state().items() if key != name}, IDENTITY)
-    with pytest.raises(CheckpointError, match=rf"step-00000048\.pt lacks {name}"):
-        checkpoint.check(path, read(path), IDENTITY)
+    with pytest.raises(CheckpointError, match=rf"step-00000048\.pt: {name} is missing"):
+        read(path)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,6 @@ def test_an_interrupted_run_has_its_rest_to_go(tmp_path):
         (-20, 100, 5.0, "0%"),
         (20, 0, 5.0, "0%"),
         (20, -100, 5.0, "0%"),
-        pytest.param(10**400, 100, 0.0, "100%", id="more than a float can hold"),
     ],
 )
 def test_no_status_gives_more_or_less_than_a_run_to_go(tmp_path, step, steps, hours, progress):
@@ -68,9 +67,10 @@ def test_no_status_gives_more_or_less_than_a_run_to_go(tmp_path, step, steps, ho
     assert only([], tmp_path) == (INTERRUPTED, hours, progress)
 
 
-def test_a_status_of_other_types_is_none(tmp_path):
+@pytest.mark.parametrize("step", ["null", "NaN", "1" + "0" * 400])
+def test_a_status_that_no_run_writes_is_none(tmp_path, step):
     (tmp_path / WANTED.folder).mkdir()
-    (tmp_path / WANTED.folder / "status.json").write_text('{"state": "interrupted", "step": null, "steps": NaN}')
+    (tmp_path / WANTED.folder / "status.json").write_text(f'{{"state": "interrupted", "step": {step}, "steps": 9}}')
     assert only([], tmp_path) == (MISSING, 5.0, "")
 
 

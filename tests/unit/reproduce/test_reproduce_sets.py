@@ -160,7 +160,7 @@ def test_what_the_user_says_comes_last(tmp_path):
 def test_a_seed_beside_the_seeds_is_refused(tmp_path, own):
     path = tmp_path / "mini.toml"
     path.write_text(MINI + 'overrides = ["run.seed=7"]\n' * own)
-    with pytest.raises(RecipeError, match=r"mini\.toml: train 1: run\.seed=7 would change nothing, because the file's"):
+    with pytest.raises(RecipeError, match=r"mini\.toml: train\[1\]: run\.seed=7 would change nothing, because the file's"):
         open_sets(str(path), overrides=() if own else ("run.seed=7",))
 
 
@@ -185,17 +185,17 @@ def test_all_is_the_paper_s_and_sets_add_up_what_they_measure(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("before", "after", "complaint"),
     [
-        ("seeds =", "seed =", "unknown key seed; allowed are set, title, seeds"),
-        ("hours = 0.5", 'hours = "long"', "train 1: hours must be a number"),
-        ("hours = 0.5", "hours = true", "train 1: hours must be a number"),
-        ("hours = 0.5", "hours = 0.5\noverrides = [3]", "train 1: overrides holds 3, which is no text"),
-        ('["none", "lstm"]', '"lstm"', "train 1: vary holds 'lstm', which is no list"),
-        ("seeds = [0, 1]", 'seeds = ["0"]', "seeds holds '0', which is no whole number"),
-        (MINI[MINI.index("[[train]]") :], "train = [1]", "train holds 1, which is no table"),
-        ('base = "smoke/digits"\n', "", "train 1: key base is missing"),
-        ('["noise"]', '["nosie"]', "measure 'nosie' is not known; allowed are noise, stability"),
-        ('"controller.kind"', '"controller.knd"', "unknown key controller.knd"),
-        ("[[train]]", "[[train", "not readable as TOML"),
+        ("seeds =", "seed =", "seed is not known; did you mean seeds? allowed are set, title, seeds"),
+        ("hours = 0.5", 'hours = "long"', "train[1].hours must be a number"),
+        ("hours = 0.5", "hours = true", "train[1].hours must be a number"),
+        ("hours = 0.5", "hours = 0.5\noverrides = [3]", "train[1].overrides[1] must be text, not 3"),
+        ('["none", "lstm"]', '"lstm"', "train[1].vary.controller.kind must be a list, not 'lstm'"),
+        ("seeds = [0, 1]", 'seeds = ["0"]', "seeds[1] must be a whole number, not '0'"),
+        (MINI[MINI.index("[[train]]") :], "train = [1]", "train[1] must be a table, not 1"),
+        ('base = "smoke/digits"\n', "", "train[1].base is missing"),
+        ('["noise"]', '["nosie"]', "measure[1] cannot be 'nosie' (allowed: one of noise, stability)"),
+        ('"controller.kind"', '"controller.knd"', "controller.knd is not known; did you mean controller.kind?"),
+        ("[[train]]", "[[train", "not valid TOML"),
     ],
 )
 def test_a_mistake_in_a_set_is_named(tmp_path, before, after, complaint):
