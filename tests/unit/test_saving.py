@@ -260,7 +260,7 @@ def test_descriptions_with_doubled_stages_or_endless_brackets_are_refused(tmp_pa
     with pytest.raises(CheckpointError, match="stages has layer1 twice; save the controllers again"):
         timestepper.load_controllers(CifarResNet(14, num_classes=5, width=8), path)
     beside.write_text("[" * 100_000)
-    with pytest.raises(CheckpointError, match="not valid JSON: .*; save the controllers again"):
+    with pytest.raises(CheckpointError, match=r"not valid JSON: .*; save the controllers again"):
         timestepper.load_controllers(CifarResNet(14, num_classes=5, width=8), path)
 
 

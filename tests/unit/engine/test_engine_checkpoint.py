@@ -172,7 +172,7 @@ def test_a_zip_that_is_no_checkpoint(store):
 def test_a_sound_file_with_a_wrong_field_is_named(store, wrong):
     path = store.folder / "step-00000048.pt"
     torch.save({"format": 1, "identity": IDENTITY, "step": 48, **state(), **wrong}, path)
-    with pytest.raises(CheckpointError, match=rf"step-00000048\.pt: {next(iter(wrong))}\S* (must|cannot|has) .*no checkpoint"):
+    with pytest.raises(CheckpointError, match=rf"step-00000048\.pt: {next(iter(wrong))}\S* (must|cannot|has) "):
         read(path)
 
 
