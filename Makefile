@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test lint types lock sbom clean
+.PHONY: help setup demo test docs lint types lock sbom clean
 
 help:
 	@echo "make demo   train, fold and compare a plain and a stepped network (two minutes, no GPU, no download)"
 	@echo "make test   lint, types and the whole test suite"
+	@echo "make docs   the site, into build/site (needs no network)"
 	@echo "make setup  only create .venv and install into it"
 	@echo "make lock   write down the installed versions; make sbom: what is installed, as CycloneDX"
 
@@ -33,6 +34,10 @@ types: $(STAMP)
 # Two processes of one thread each use two cores better than one process of two threads.
 test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "open build/site/index.html"
 
 # The versions that this very environment was tested with; `pip install -c requirements.lock .[all]` takes them again.
 lock: $(STAMP)

@@ -3,11 +3,11 @@
     net = timestepper.attach(net)       # in place: your network, your loop, one line
     plain = timestepper.fold(net)       # a plain copy with the step sizes in its weights
 
-Attach and take off: attach, detach, fold, frozen_steps.
-Look inside: discover, step_sizes, evolution_time, summary, descriptor_influence, is_attached.
-Train parts: parameter_groups, controller_parameters, freeze_base.
-Save and load: save_controllers, load_controllers, save_folded, load_folded, from_pretrained.
-Your own blocks and controllers: adapters, controllers.
+- Attach and take off: attach, detach, fold, frozen_steps.
+- Look inside: discover, step_sizes, evolution_time, summary, descriptor_influence, is_attached.
+- Train parts: parameter_groups, controller_parameters, freeze_base.
+- Save and load: save_controllers, load_controllers, save_folded, load_folded, from_pretrained.
+- Your own blocks and controllers: adapters, controllers.
 """
 
 import importlib

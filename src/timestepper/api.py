@@ -59,7 +59,7 @@ def attach(
             that number.
         example: for networks that no adapter knows, what their forward takes, to discover their residual branches: a
             tensor, a tuple of arguments, or a dict of arguments by name. timm's and transformers' need none.
-        sites: names of the sites that get step sizes, or patterns (``"blocks.*.mlp"``); or what :func:`discover` has
+        sites: names of the sites that get step sizes, or patterns (``"blocks.*.mlp"``); or what ``discover`` has
             found in this very network, which is then not looked for again. By default all.
         exclude: names or patterns of those that get none.
         reduction: the paper's r; by default 4 for basic blocks, 8 for bottlenecks, and for discovered networks what
@@ -169,7 +169,7 @@ def detach(net: nn.Module) -> nn.Module:
 
     Returns:
         The very module that was attached to, with its trained weights as they are: same class and keys, nothing left
-        behind. (:func:`fold` gives a network that computes the same; this one does not.)
+        behind. (``fold`` gives a network that computes the same; this one does not.)
 
     Raises:
         NotAttachedError: ``net`` has no controllers.

@@ -90,7 +90,7 @@ def load_controllers(
         path: of the safetensors file; its JSON lies beside it.
         strict_depth: False takes a network with other numbers of blocks too. Its stages must have the same names,
             widths and descriptors; an LSTM has the same parameters at every depth, other kinds may not.
-        example: as in :func:`timestepper.attach`, and so are ``sites`` and ``exclude``; by default those of the file.
+        example: as in ``attach``, and so are ``sites`` and ``exclude``; by default those of the file.
 
     Returns:
         The very module that was given, with controllers.

@@ -1,8 +1,6 @@
-"""Where the sites are, and the worked example of docs/adapters.md."""
+"""Where the sites are."""
 
 import copy
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -300,12 +298,3 @@ def test_a_subclass_is_a_class_of_its_own():
 
     timestepper.adapters.register(Block)(lambda block: base.Branch(convs=("inner",), last=("outer",)))
     assert [site.path for stage in find_stages(nn.Sequential(Block(4), Other(4))) for site in stage.sites] == ["0"]
-
-
-@pytest.mark.usefixtures("_registry_restored")
-def test_the_worked_example_runs():
-    text = (Path(__file__).parents[2] / "docs" / "adapters.md").read_text()
-    examples = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    assert len(examples) == 2
-    for example in examples:
-        exec(compile(example, "docs/adapters.md", "exec"), {"__name__": "example"})

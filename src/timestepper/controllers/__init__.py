@@ -34,6 +34,7 @@ KINDS: dict[str, type[Controller]] = {
     "channel": Channel,
     "depth": Depth,
 }
+"""The class of every kind by its name; `register` adds to it."""
 _UNNAMED: dict[str, type[Controller]] = {}  # classes that were attached without a name, by ``module:Class``
 
 
@@ -89,7 +90,7 @@ class ControllerSpec:
         return self.controller(shape, **self.options)
 
     def __str__(self) -> str:
-        """As :func:`parse` reads it back, to the last bit: saved controllers are described by it."""
+        """As `parse` reads it back, to the last bit: saved controllers are described by it."""
         values = ", ".join(str(value).removesuffix(".0") for value in self.options.values())
         return f"{self.kind}({values})" if self.options else self.kind
 

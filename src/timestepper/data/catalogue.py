@@ -9,6 +9,7 @@ from timestepper.data.dataset import HOW_TO_GIVE_A_ROOT, Dataset, FolderImages
 from timestepper.errors import DataError, UnknownNameError
 
 NAMES = ("digits", "cifar10", "cifar100", "imagenet", "folder")
+"""The data sets that `open_dataset` knows."""
 
 
 def open_dataset(

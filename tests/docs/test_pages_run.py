@@ -1,0 +1,35 @@
+"""The Python code of every page runs as it is printed, each page from its top to its end."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from timestepper import controllers, names
+from timestepper.adapters import base
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
+
+
+PAGES = {str(page.relative_to(DOCS)): page for page in sorted(DOCS.rglob("*.md")) if blocks(page)}
+
+
+@pytest.fixture(autouse=True)
+def _registries_restored():
+    tables = (controllers.KINDS, names.CONTROLLERS, base._ADAPTERS)
+    before = [dict(table) for table in tables]
+    yield
+    for table, kept in zip(tables, before, strict=True):
+        table.clear()
+        table.update(kept)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_the_page_runs(page):
+    names = {"__name__": "docs"}
+    for number, block in enumerate(blocks(PAGES[page]), 1):
+        exec(compile(block, f"{page}, block {number}", "exec"), names)
