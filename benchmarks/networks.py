@@ -7,6 +7,7 @@ that the work can be done in pieces. Writes benchmarks/results/networks.json and
 """
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
@@ -62,7 +63,13 @@ def in_its_own_process(library: str, name: str, seconds: float) -> dict:
         return {"failed": f"took more than {seconds:.0f} s"}
     if done.returncode:
         return {"failed": done.stderr.strip().rpartition("\n")[2][:300] or f"exit code {done.returncode}"}
-    return json.loads(done.stdout.strip().rpartition("\n")[2])
+    return json.loads(done.stdout.strip().rpartition("\n")[2]) | {"commit": commit()}
+
+
+def commit() -> str:
+    """Of the source that is measured, which has to be committed."""
+    told = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def measure(library: str, name: str) -> dict:
@@ -73,7 +80,7 @@ def measure(library: str, name: str) -> dict:
 
     torch.manual_seed(0)
     net, example, loss = build(library, name)
-    before = {key: value.clone() for key, value in net.state_dict().items()}
+    before = sums(net)
     began = time.perf_counter()
     found = timestepper.discover(net, example)
     seconds = time.perf_counter() - began
@@ -89,7 +96,7 @@ def measure(library: str, name: str) -> dict:
     }
     if not found.stages:
         return result
-    untouched = all(torch.equal(before[key], value) for key, value in net.state_dict().items())
+    untouched = sums(net) == before
     timestepper.attach(net, "lstm", sites=found)
     base = result["parameters"]
     result["controllers"] = round(sum(p.numel() for p in timestepper.controller_parameters(net)) / base, 4)
@@ -98,6 +105,7 @@ def measure(library: str, name: str) -> dict:
     loss(net).backward()
     missing = [n for n, p in net.controllers.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
     optimiser.step()
+    optimiser.zero_grad()
     net.eval()
     example = example_of(net) if example is None else example
     with torch.no_grad():
@@ -110,6 +118,12 @@ def measure(library: str, name: str) -> dict:
         ((a - b).abs().max().item() for a, b in zip(attached, folded, strict=True) if a.numel()), default=0.0
     )
     return {**result, "folded": difference / scale, "untouched": untouched, "without gradient": missing}
+
+
+def sums(net) -> dict[str, str]:
+    """What tells whether weights and buffers are as they were; copies of them may not fit the memory."""
+    state = net.state_dict().items()
+    return {key: hashlib.sha256(value.contiguous().numpy().data).hexdigest() for key, value in state}
 
 
 def call(net, example):
