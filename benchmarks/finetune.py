@@ -7,7 +7,8 @@ Each RUN is a plain network that our engine trained. It gets a new head, the lin
 form, so that a head that is not trained is still one), and is tuned in each of the ways of WAYS, all with Adam, cosine
 to zero, no weight decay. The last images of the training set are held out. On them the first network chooses each
 way's learning rate, which the other networks then use; the test set is looked at once, at the end of a run.
-RUNs that are still training are waited for. Several tunings share the GPU, in processes of their own.
+RUNs that are still training are waited for. Several tunings share the GPU, in processes of their own. What the JSON
+file holds already is kept, so that the work can be done in pieces.
 """
 
 import argparse
@@ -40,6 +41,7 @@ from timestepper.engine.optimiser import set_rate  # noqa: E402
 from timestepper.engine.runtime import Runtime, choose_device  # noqa: E402
 from timestepper.engine.schedule import Schedule  # noqa: E402
 from timestepper.engine.step import UpdateStep  # noqa: E402
+from timestepper.files import write_atomic  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,9 @@ class Task:
 def images(root: str | None, held_out: int, limit: int | None) -> tuple[data.ArrayImages, ...]:
     """Training, held-out and test images, all of CIFAR-10; ``limit`` is for trying this script out."""
     whole = data.open_dataset("cifar10", root)
-    train, test = whole.train, whole.test
+    train = whole.train
     held = replace(train, images=train.images[-held_out:], labels=train.labels[-held_out:])
-    parts = (train.first(len(train) - held_out), held, test)
-    return tuple(part.first(limit) if limit else part for part in parts)
+    return tuple(part.first(limit or len(part)) for part in (train.first(len(train) - held_out), held, whole.test))
 
 
 @torch.no_grad()
@@ -122,7 +123,7 @@ def prepared(task: Task, loader: data.Loader, classes: int, device: torch.device
         net.requires_grad_(False)
     for part in net.modules():
         if way.base == "all" or (way.base == "norms" and isinstance(part, nn.BatchNorm2d)):
-            part.requires_grad_(True)
+            part.requires_grad_()
     net.linear.requires_grad_(way.head)
     return net.train(not way.still)
 
@@ -193,7 +194,7 @@ def warm(options: argparse.Namespace) -> None:
     device = choose_device("auto")
     if device.type == "cuda":
         runtime = Runtime(device, "bf16", channels_last=True, fast_convolutions=True)
-        for kind in sorted({way.controller for way in WAYS.values() if way.controller}):
+        for kind in ("lstm", "independent"):
             net = runtime.place(timestepper.attach(create_model("cifar/resnet56"), kind))
             with runtime.autocast():
                 x = torch.zeros(options.batch, 3, 32, 32, device=device)
@@ -203,9 +204,7 @@ def warm(options: argparse.Namespace) -> None:
 
 def write(path: pathlib.Path | None, content: dict) -> None:
     if path:
-        aside = path.with_suffix(".part")
-        aside.write_text(json.dumps(content, indent=1) + "\n")
-        aside.replace(path)
+        write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def table(results: list[dict], chosen: dict[str, float]) -> str:
@@ -214,53 +213,52 @@ def table(results: list[dict], chosen: dict[str, float]) -> str:
     for way, lr in chosen.items():
         rows = [row for row in results if (row["way"], row["lr"]) == (way, lr)]
         errors = [100 * row["test"] for row in rows]
-        deviation = f" ± {statistics.stdev(errors):.2f}" if len(errors) > 1 else ""
         equal = f"differs by {max(row['fold_difference'] for row in rows):.0e}" if "folded" in rows[0] else ""
-        mean = f"{statistics.mean(errors):.2f}{deviation} % ({len(rows)})"
-        lines.append(f"| {way} | {rows[0]['trained']:,} | {lr:g} | {mean} | {equal} |")
+        deviation = statistics.stdev(errors) if len(errors) > 1 else 0
+        shown = f"{statistics.mean(errors):.2f} ± {deviation:.2f} % ({len(rows)})"
+        lines.append(f"| {way} | {rows[0]['trained']:,} | {lr:g} | {shown} | {equal} |")
     return "\n".join(lines)
 
 
-def wait_for(runs: list[pathlib.Path]) -> list[dict]:
-    """What the networks to tune are; returns when all of them are trained."""
+def wait_for(runs: list[pathlib.Path], before: list[dict]) -> list[dict]:
+    """What the networks to tune are, with those of before; returns when all of them are trained."""
     while not all((run / "record.json").exists() for run in runs):
         time.sleep(0.2)
     records = [json.loads((run / "record.json").read_text()) for run in runs]
     keys = ("name", "seed", "recipe", "device", "commit", "versions", "wall_seconds", "data_sha256")
-    return [{key: record[key] for key in keys} | {"test": record["final"]["test"]} for record in records]
+    found = [{key: record[key] for key in keys} | {"test": record["final"]["test"]} for record in records]
+    return before + [base for base in found if base["seed"] not in {other["seed"] for other in before}]
 
 
 def work(pool: ProcessPoolExecutor, options: argparse.Namespace, content: dict, deadline: float) -> None:
     """All tunings; a way's other networks begin as soon as its learning rate is chosen."""
-    runs = dict(zip((base["seed"] for base in content["base"]), options.runs, strict=True))
-    first = min(runs)
+    runs = {json.loads((run / "record.json").read_text())["seed"]: run for run in options.runs}
+    first = min(base["seed"] for base in content["base"])
     waiting: dict[Future, Task] = {}
-    again: set[Task] = set()
 
     def submit(*tasks: Task) -> None:
         waiting.update({pool.submit(tune, task, options): task for task in tasks})
 
+    def others(way: str, lr: float) -> list[Task]:
+        there = {(row["way"], row["seed"]) for row in content["results"]}
+        return [Task(way, run, seed, lr) for seed, run in runs.items() if seed != first and (way, seed) not in there]
+
     for way in options.ways:
-        submit(*(Task(way, runs[first], first, lr) for lr in options.rates))
+        chosen = content["chosen"].get(way)
+        submit(*(others(way, chosen) if chosen else (Task(way, runs[first], first, lr) for lr in options.rates)))
     while waiting and time.time() < deadline:
         done, _ = wait(waiting, timeout=max(0, deadline - time.time()), return_when=FIRST_COMPLETED)
         for future in done:
             task = waiting.pop(future)
-            if (error := future.exception()) is not None:
-                content["failed"].append(f"{task}: {type(error).__name__}: {error}")
-                print(content["failed"][-1], flush=True)
-                if task not in again:  # once more: a GPU that many share may have had no room
-                    again.add(task)
-                    submit(task)
-                continue
-            found = future.result()
-            content["results"].append(found)
+            error = future.exception()
+            found = f"{task}: {type(error).__name__}: {error}" if error else future.result()
+            content["failed" if error else "results"].append(found)
             print(json.dumps(found), flush=True)
             trials = [row for row in content["results"] if (row["way"], row["seed"]) == (task.way, first)]
-            if task.seed == first and len(trials) == len(options.rates):
+            if task.seed == first and len(trials) == len(options.rates) and not error:
                 lr = min(trials, key=lambda row: row["held_out"])["lr"]
                 content["chosen"][task.way] = lr
-                submit(*(Task(task.way, run, seed, lr) for seed, run in runs.items() if seed != first))
+                submit(*others(task.way, lr))
         write(options.json, content)
     content["unfinished"] = [f"{task.way}, seed {task.seed}, rate {task.lr:g}" for task in waiting.values()]
 
@@ -276,7 +274,7 @@ def main() -> None:
     parser.add_argument("--root", help="folder of the data; by default the usual places")
     parser.add_argument("--jobs", type=int, default=1, help="tunings at once")
     parser.add_argument("--seconds", type=float, default=1e6, help="end after so long, finished or not")
-    parser.add_argument("--limit", type=int, help="images of each part, for trying this script out")
+    parser.add_argument("--limit", type=int, help="images of each part, to try this script out")
     parser.add_argument("--commit", help="recorded where the source carries no history")
     parser.add_argument("--json", type=pathlib.Path, help="write all figures here, as they come")
     options = parser.parse_args()
@@ -284,16 +282,21 @@ def main() -> None:
     pool = ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn"))
     errors = [ready.exception() for ready in [pool.submit(warm, options) for _ in range(options.jobs)]]
     print(f"ready after {time.time() - began:.0f} s", *filter(None, errors), flush=True)
-    told = vars(options) | {"runs": [run.name for run in options.runs], "json": None}
-    content: dict = {"environment": environment(choose_device("auto"), options.commit), "options": told}
-    content |= {"base": wait_for(options.runs), "chosen": {}, "results": [], "failed": []}
+    told = vars(options) | {"runs": [str(run) for run in options.runs], "json": None}
+    content: dict = {"base": [], "chosen": {}, "results": [], "failed": []}
+    if options.json and options.json.exists():
+        content |= json.loads(options.json.read_text())
+    content |= {"environment": environment(choose_device("auto"), options.commit), "options": told}
+    content["base"] = wait_for(options.runs, content["base"])
     print(f"networks trained after {time.time() - began:.0f} s", flush=True)
     work(pool, options, content, began + options.seconds)
     content["table"] = table(content["results"], content["chosen"]).splitlines()
     content["seconds"] = round(time.time() - began, 1)
     write(options.json, content)
     print("\n".join(content["table"]), *content["unfinished"], sep="\n", flush=True)
-    os._exit(0)  # what is unfinished is left alone: the table says what it is
+    for process in multiprocessing.active_children():  # what is unfinished is told of
+        process.kill()
+    os._exit(0)
 
 
 if __name__ == "__main__":
