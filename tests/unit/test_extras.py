@@ -61,6 +61,8 @@ def test_the_library_works_without_all_of_them(tmp_path):
         ("timm", ["inspect", "timm/resnet18"], "train"),
         ("sklearn", ["check-data", "digits"], "train"),
         ("jinja2", ["report"], "report"),
+        ("scipy", ["stability", "figure1"], "report"),
+        ("scipy", ["reproduce", "fig1"], "report"),
     ],
 )
 def test_a_missing_package_is_named_with_what_installs_it(package, arguments, extra, tmp_path):

@@ -8,7 +8,7 @@ from timestepper import terminal
 _COLUMNS = ("variant", "train ms", "ratio", "x floor", "inference", "folded", "memory", "parameters", "first step")
 
 
-def table(result: dict, console: Console | None = None) -> None:
+def show(result: dict, console: Console | None = None) -> None:
     """One table per mode; a ratio is the median over rounds, in brackets its quartiles."""
     console = console or terminal.console(width=150)
     settings, floor, where = result["settings"], result["floor"], result["environment"]

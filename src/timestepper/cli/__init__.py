@@ -1,7 +1,7 @@
 """The command line: parse, one call, print. torch is imported only when a command runs.
 
-One file per command, beside two helpers: ``gather`` for the commands that print tables of records or write the page,
-``stability_tables`` for ``stability``.
+One file per command, beside helpers: ``gather`` for the commands that print tables of records or write the page,
+``stability_subject`` and ``stability_tables`` for ``stability``.
 """
 
 import importlib

@@ -29,7 +29,7 @@ def bench(
 
     from timestepper.adapters import input_pixels
     from timestepper.bench import compare
-    from timestepper.bench.render import table
+    from timestepper.bench.render import show
     from timestepper.bench.training import MODES
     from timestepper.engine.runtime import PRECISIONS, choose_device
     from timestepper.errors import UnknownNameError
@@ -65,4 +65,4 @@ def bench(
     result = compare.compare(settings, say=lambda line: typer.echo(line, err=True), commit=commit)
     if json:
         write_atomic(json, (json_format.dumps(result, indent=1) + "\n").encode())
-    table(result)
+    show(result)

@@ -58,14 +58,14 @@ def solutions() -> dict[str, dict]:
 
     found = zip(("large", "small", "rkf"), ode.figure_1().items(), strict=True)
     times = [number / 50 for number in range(151)]  # to t = 3, where the others end
-    exact = {"times": times, "values": [ode.decayed(time) for time in times]}
+    exact = {"times": times, "values": [ode.exact(time) for time in times]}
     return {"exact": exact} | {
         key: {
             "label": label,
             "times": solution.times.tolist(),
             "values": solution.values.tolist(),
             "steps": solution.steps,
-            "error": solution.error(ode.decayed),
+            "error": solution.error,
         }
         for key, (label, solution) in found
     }

@@ -1,14 +1,35 @@
-"""The tables of the stability command."""
+"""What the stability command prints."""
 
+import json
+import math
 import sys
 from typing import Any
 
 from timestepper import terminal
+from timestepper.terminal import tell
+
+
+def as_json(found: dict[str, Any]) -> str:
+    return json.dumps(_finite(found), indent=2)
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for NaN and infinity, which JSON has no words for."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def show_solutions(found: dict[str, Any]) -> None:
+    """Print a line for each solution of Figure 1."""
+    for name, row in found.items():
+        tell(f"{name:18s} {row['steps']:4d} steps, {row['rejected']} rejected, largest error {row['error']:.3g}")
 
 
 def show(found: dict[str, Any]) -> None:
     """Print all that was found; in a pipe as wide as the tables are."""
-
     console = terminal.console(highlight=False, width=None if sys.stdout.isatty() else 140)
     if "blocks" in found:
         console.print(block_table(found))
@@ -87,13 +108,10 @@ def _score_table(name: str, rows: list[dict[str, Any]]):
             errors, losses = ([draw[key] for draw in row["draws"]] for key in ("error", "loss"))
             error, loss = f"{mean(errors):.2%} ± {pstdev(errors):.2%}", f"{mean(losses):.4f} ± {pstdev(losses):.4f}"
             table.add_row(f"deviation {row['level']:g}", error, loss, str(row["draws"][0]["samples"]))
-            continue
-        what = (
-            f"{row['attack']} {row['epsilon'] * 255:g}/255"
-            if name == "attacks"
-            else f"{row['corruption']} {row['severity']}"
-        )
-        table.add_row(what, f"{row['error']:.2%}", f"{row['loss']:.4f}", str(row["samples"]))
+        else:
+            attack = f"{row['attack']} {row['epsilon'] * 255:g}/255" if name == "attacks" else ""
+            what = attack or f"{row['corruption']} {row['severity']}"
+            table.add_row(what, f"{row['error']:.2%}", f"{row['loss']:.4f}", str(row["samples"]))
     return table
 
 
@@ -108,6 +126,4 @@ def _number(value: float | None) -> str:
 
 
 def _exp(log: float | None) -> str:
-    from math import exp
-
-    return "" if log is None else f"{exp(log):.3g}"
+    return "" if log is None else f"{math.exp(log):.3g}"

@@ -16,9 +16,9 @@ from timestepper.stability.chain import Chain, open_chain
 from timestepper.stability.euler import EulerBlock, euler_condition
 from timestepper.stability.gradients import GradientShare, gradient_shares
 from timestepper.stability.monitor import Monitor
-from timestepper.stability.ode import adaptive_steps, figure_1, fixed_steps
+from timestepper.stability.ode import figure_1
 from timestepper.stability.perturbation import Growth, measured_growth
-from timestepper.stability.plots import plot_depth, plot_figure_1
+from timestepper.stability.plots import plot_depth
 
 __all__ = [
     "BlockBound",
@@ -29,16 +29,13 @@ __all__ = [
     "Growth",
     "Monitor",
     "Pixels",
-    "adaptive_steps",
     "analyse",
     "euler_condition",
     "figure_1",
-    "fixed_steps",
     "gradient_shares",
     "measured_growth",
     "open_chain",
     "plot_depth",
-    "plot_figure_1",
     "proposition_1",
     "robustness",
 ]

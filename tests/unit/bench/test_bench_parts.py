@@ -237,7 +237,7 @@ def test_the_table_shows_each_figure_in_its_column():
         "modes": {"graph": {"lstm": row, "rezero": {"error": "OSError at f: [no] room"}}},
     }
     console = Console(width=150, record=True, file=io.StringIO())
-    render.table(result, console)
+    render.show(result, console)
     text = console.export_text()
     assert "cifar/resnet8, batch 2, bf16, graph, on a card" in text
     (line,) = (line for line in text.splitlines() if "lstm" in line)

@@ -1,0 +1,138 @@
+"""What the stability command looks at, and the figures that were asked for, as plain data."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import timestepper
+from timestepper import data as data_sets
+from timestepper import torchrun
+from timestepper.adapters import create_model, input_pixels
+from timestepper.engine import distributed
+from timestepper.engine.runtime import choose_device
+from timestepper.errors import StabilityError, UnknownNameError
+from timestepper.experiment.finish import restore
+from timestepper.saving import load_folded
+from timestepper.stability import Pixels, analyse, ode, robustness
+from timestepper.stability.robustness import Share
+
+ROBUSTNESS = ("noise", "attacks", "corruptions")
+BATCH = 250  # images at a time in the robustness figures; changes no result
+TIMEOUT = 1800.0  # seconds that a process of torchrun waits for the others
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to compute: the theory on so many ``samples``, nothing of it for 0, and ``kinds`` of ROBUSTNESS."""
+
+    samples: int
+    pixels: int | None
+    bound: bool
+    kinds: Sequence[str]
+    images: int | None
+
+
+@dataclass
+class Subject:
+    """A network and the test images that belong to it, if any."""
+
+    name: str
+    net: nn.Module
+    images: Any = None
+
+    def batches(self, count: int | None, batch: int, group: distributed.Group) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's share of the first ``count`` test images, normalised; a label of -1 marks an empty slot."""
+        count = min(count or len(self.images), len(self.images))
+        batch = group.world * -(-min(batch, count) // group.world)
+        place: dict[str, Any] = {"rank": group.rank, "world": group.world, "device": group.device}
+        loader = data_sets.loader(self.images, batch_size=batch, seed=0, training=False, **place)
+        for step, (images, labels) in enumerate(islice(loader.epoch(0), -(-count // batch))):
+            labels = labels.clone()
+            labels[max(0, count - _share(group).indices(step, len(labels)).start) :] = -1
+            yield images, labels
+
+    def first(self, samples: int, pixels: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+        """A few inputs and their labels; random ones, without labels, where there is no data set."""
+        if self.images is not None:
+            return next(self.batches(samples, samples, distributed.Group(device=device)))
+        channels = next(p for p in self.net.parameters() if p.dim() == 4).shape[1]
+        noise = torch.randn(samples, channels, pixels, pixels, generator=torch.Generator().manual_seed(0))
+        return noise.to(device), None
+
+
+def load_run(path: Path) -> Subject:
+    """The network and the test images of a run directory, with the weights of its newest sound checkpoint."""
+    trained = restore(path)
+    return Subject(str(path), trained.model, trained.data.test)
+
+
+def load_model(name: str, controller: str, weights: Path | None, data: str | None, root: Path | None) -> Subject:
+    """A network by name, with random or saved weights, and the test images of a data set."""
+    images = data_sets.open_dataset(data, root).test if data else None
+    fitting: Any = images and {"num_classes": images.classes, "in_chans": images.input_shape[0]}
+    torch.manual_seed(0)
+    try:
+        net = create_model(name, **(fitting or {}))
+    except UnknownNameError as error:
+        raise UnknownNameError(f"{error}; there is no folder of that name either") from None
+    if weights is not None:
+        net = load_folded(net, weights)
+    return Subject(name, net if controller == "none" else timestepper.attach(net, controller), images)
+
+
+def examine(subject: Subject, asked: Asked, device: str) -> dict[str, Any] | None:
+    """All figures; None in all processes of torchrun but the first."""
+    if asked.kinds and subject.images is None:
+        raise StabilityError("noise, attacks and corruptions need test images; give --data (digits needs no download)")
+    place = choose_device(device, torchrun.local_rank())
+    subject.net.to(place)
+    found: dict[str, Any] = {"name": subject.name}
+    if asked.samples:
+        inputs = subject.first(asked.samples, asked.pixels or input_pixels(subject.name), place)
+        found |= analyse(subject.net, *inputs, bound=asked.bound)
+    group = distributed.start(place, TIMEOUT)
+    try:
+        found |= {kind: _robustness(kind, subject, asked.images, group) for kind in asked.kinds}
+    finally:
+        distributed.stop()
+    return found if group.rank == 0 else None
+
+
+def _robustness(kind: str, subject: Subject, count: int | None, group: distributed.Group) -> list[dict[str, Any]]:
+    """One row per noise level, attack and epsilon, or corruption and severity."""
+    batches, share = subject.batches(count, BATCH, group), _share(group)
+    if kind == "noise":
+        scores = robustness.noise(subject.net, batches, share=share)
+        return [{"level": level, "draws": [asdict(s) for s in each]} for level, each in scores.items()]
+    scale = Pixels(subject.images.mean, subject.images.std)
+    if kind == "attacks":
+        attacked = robustness.attacks(subject.net, batches, scale, share=share)
+        return [
+            {"attack": name, "epsilon": epsilon, **asdict(score)}
+            for name, by_epsilon in attacked.items()
+            for epsilon, score in by_epsilon.items()
+        ]
+    corrupted = robustness.corrupted(subject.net, batches, scale, share=share)
+    return [
+        {"corruption": name, "severity": severity, **asdict(score)}
+        for name, each in corrupted.items()
+        for severity, score in enumerate(each, 1)
+    ]
+
+
+def _share(group: distributed.Group) -> Share:
+    """This process's part of the test images, and how the sums of all processes are made."""
+    return Share(group.rank, group.world, group.sum)
+
+
+def figure_1() -> dict[str, Any]:
+    """Steps and errors of the three solutions."""
+    return {
+        name: {"steps": solution.steps, "rejected": solution.rejected, "error": solution.error}
+        for name, solution in ode.figure_1().items()
+    }
