@@ -8,14 +8,15 @@ import pytest
 from timestepper import controllers, names
 from timestepper.adapters import base
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
 
 
 def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
 
 
-PAGES = {str(page.relative_to(DOCS)): page for page in sorted(DOCS.rglob("*.md")) if blocks(page)}
+FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = {page.relative_to(ROOT).as_posix(): page for page in FILES if blocks(page)}
 
 
 @pytest.fixture(autouse=True)
