@@ -1,11 +1,9 @@
 """What is attached to what: stages, sites, parameters and multiply-adds of a network, as plain data."""
 
 import copy
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from operator import attrgetter
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +13,8 @@ from timestepper.adapters import skipped_blocks
 from timestepper.api import detach, find_steps, is_attached, step_sizes
 from timestepper.equations import evolution_time
 from timestepper.errors import MismatchError, UnknownNameError, first_line
+from timestepper.sites.twin import without_hooks
 from timestepper.steps import Steps
-
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,7 @@ def count_parameters(model: nn.Module) -> int:
 def multiply_adds(model: nn.Module, input_size: tuple[int, int, int]) -> int:
     """Multiply-adds of convolutions and matrix products for one image, counted on shapes alone."""
     try:
-        shadow = _without_hooks(model).to("meta").eval()
+        shadow = copy.deepcopy(model, without_hooks(model)).to("meta").eval()
         shadow = detach(shadow) if is_attached(shadow) else shadow  # the network's own, as it was
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             shadow(torch.empty(1, *input_size, device="meta"))
@@ -135,15 +132,6 @@ def controller_multiply_adds(found: Steps) -> int:
         for conv in site.convs
     )
     return averaged + sum(controller.multiply_adds() for _, controller in found.controlled())
-
-
-def _without_hooks(model: nn.Module) -> nn.Module:
-    """A copy that calls nobody back: a user's hooks log and collect what is computed, and here nothing is.
-
-    They are not even copied, because what they are bound to (a log file, say) may refuse it.
-    """
-    cleared: dict[int, Any] = {id(getattr(part, name)): OrderedDict() for part in model.modules() for name in _HOOKS}
-    return copy.deepcopy(model, cleared)
 
 
 def _known(values: Tensor) -> Tensor:

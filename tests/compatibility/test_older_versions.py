@@ -1,7 +1,8 @@
 """Run folders, checkpoints, saved controllers, folded weights and records of older versions: T40.
 
 They are read, and training goes on from them with the same losses to the last bit. A new version gets a folder of its
-own: ``python tests/compatibility/golden_runs.py make tests/compatibility/vX.Y.Z``.
+own: ``python tests/compatibility/golden_runs.py make tests/compatibility/vX.Y.Z``. ``resnet8-stopped``, a run that a
+signal stopped in the middle of an epoch, is used by the fault tests.
 """
 
 import json

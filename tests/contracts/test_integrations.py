@@ -3,23 +3,16 @@
 import logging
 
 import pytest
-import pytorch_lightning as pl
 import torch
-from torch import nn
+from loops import Pictures, Task, fit
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
-from training import batch, train
+from training import batch, bits, plain, same, train
 from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
 
 import timestepper
 from timestepper.errors import CheckpointError, MismatchError, NotAttachedError
 from timestepper.integrations import lightning, transformers
 from timestepper.models import CifarResNet
-
-
-def small(depth: int = 8) -> nn.Module:
-    torch.manual_seed(0)
-    return CifarResNet(depth, num_classes=5, width=8)
 
 
 class Config(PretrainedConfig):
@@ -42,23 +35,6 @@ class ForImages(PreTrainedModel):
         return {"logits": logits} if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
 
-class Images(Dataset):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        images, labels = batch(pixels=8)
-        return {"pixel_values": images[index % 4], "labels": labels[index % 4]}
-
-
-def bits(net: nn.Module) -> dict[str, torch.Tensor]:
-    return {key: value.clone() for key, value in net.state_dict().items()}
-
-
-def equal(one: dict, other: dict) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
-
-
 @pytest.fixture
 def net():
     torch.manual_seed(0)
@@ -78,11 +54,11 @@ def net():
 def test_what_is_saved_loads_as_the_plain_network_and_as_the_attached_one(net, tmp_path):
     images, _ = batch(pixels=8)
     net.save_pretrained(tmp_path)
-    plain = ForImages.from_pretrained(tmp_path).eval()
-    assert not timestepper.is_attached(plain)
-    assert torch.equal(plain(images)["logits"], net(images)["logits"])
+    folded = ForImages.from_pretrained(tmp_path).eval()
+    assert not timestepper.is_attached(folded)
+    assert torch.equal(folded(images)["logits"], net(images)["logits"])
     again = timestepper.from_pretrained(ForImages, tmp_path).eval()
-    assert equal(bits(again), bits(net))
+    assert same(bits(again), bits(net))
     assert torch.equal(again(images)["logits"], net(images)["logits"])
 
 
@@ -90,12 +66,12 @@ def test_checkpoints_of_a_trainer_stay_unfolded_and_go_on(net, tmp_path):
     arguments = TrainingArguments(
         tmp_path / "run", per_device_train_batch_size=4, max_steps=2, save_steps=1, report_to=[], use_cpu=True
     )
-    Trainer(net, arguments, train_dataset=Images()).train()
+    Trainer(net, arguments, train_dataset=Pictures()).train()
     loaded = timestepper.from_pretrained(ForImages, tmp_path / "run" / "checkpoint-2")
-    assert equal(bits(loaded), bits(net))
+    assert same(bits(loaded), bits(net))
     fresh = timestepper.attach(ForImages(Config()))
-    Trainer(fresh, arguments, train_dataset=Images()).train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-1"))
-    assert equal(bits(fresh), bits(net))
+    Trainer(fresh, arguments, train_dataset=Pictures()).train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-1"))
+    assert same(bits(fresh), bits(net))
 
 
 def test_a_plain_load_of_unfolded_weights_is_told_of(net, tmp_path, caplog):
@@ -124,53 +100,29 @@ def test_the_callback_of_transformers_logs_and_folds(net, tmp_path):
     arguments = TrainingArguments(
         tmp_path / "run", per_device_train_batch_size=4, max_steps=2, logging_steps=1, report_to=[], use_cpu=True
     )
-    trainer = Trainer(net, arguments, train_dataset=Images(), callbacks=[transformers.StepSizes(tmp_path / "folded")])
+    trainer = Trainer(net, arguments, train_dataset=Pictures(), callbacks=[transformers.StepSizes(tmp_path / "folded")])
     trainer.train()
     logged = trainer.state.log_history[0]
     assert 0 < logged["step_size/body.layer1"] < 1
     assert logged["evolution_time/body.layer3"] == pytest.approx(logged["step_size/body.layer3"])  # of one block
-    plain = timestepper.load_folded(ForImages(Config()), tmp_path / "folded" / "folded.safetensors").eval()
+    folded = timestepper.load_folded(ForImages(Config()), tmp_path / "folded" / "folded.safetensors").eval()
     images, _ = batch(pixels=8)
-    assert torch.equal(plain(images)["logits"], net.eval()(images)["logits"])
-
-
-class Lit(pl.LightningModule):
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-
-    def training_step(self, batch, _):
-        return F.cross_entropy(self.net(batch["pixel_values"]), batch["labels"])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def fit(module: pl.LightningModule, *callbacks: pl.Callback) -> pl.Trainer:
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    trainer = pl.Trainer(max_epochs=1, accelerator="cpu", callbacks=[*callbacks], **quiet)
-    trainer.fit(module, DataLoader(Images(), batch_size=4))
-    return trainer
+    assert torch.equal(folded(images)["logits"], net.eval()(images)["logits"])
 
 
 def test_the_callback_of_lightning_logs_and_folds(tmp_path):
-    module = Lit(timestepper.attach(small()))
-    trainer = fit(module, lightning.StepSizes(tmp_path))
+    module = Task(timestepper.attach(plain()))
+    trainer = fit(module, tmp_path, 4, callbacks=[lightning.StepSizes(tmp_path)])
     assert 0 < trainer.logged_metrics["step_size/net.layer2"] < 1
     assert trainer.logged_metrics["evolution_time/net.layer1"] > 0
-    plain = timestepper.load_folded(small(), tmp_path / "net.safetensors").eval()
+    folded = timestepper.load_folded(plain(), tmp_path / "net.safetensors").eval()
     images, _ = batch(pixels=8)
-    assert torch.equal(plain(images), module.net.eval()(images))
+    assert torch.equal(folded(images), module.net.eval()(images))
 
 
 def test_a_callback_without_anything_to_watch_says_so_before_training(tmp_path):
-    with pytest.raises(NotAttachedError, match=r"Lit has no controllers to watch; call timestepper\.attach first"):
-        fit(Lit(small()), lightning.StepSizes(tmp_path))
+    with pytest.raises(NotAttachedError, match=r"Task has no controllers to watch; call timestepper\.attach first"):
+        fit(Task(plain()), tmp_path, 4, callbacks=[lightning.StepSizes(tmp_path)])
     assert not list(tmp_path.iterdir())
 
 
@@ -178,7 +130,7 @@ def test_a_callback_without_anything_to_watch_says_so_before_training(tmp_path):
 
 
 def test_parameter_groups_train_network_and_controllers_apart():
-    net = timestepper.attach(small())
+    net = timestepper.attach(plain())
     groups = timestepper.parameter_groups(net, weight_decay=0.1, controller_weight_decay=0.0, controller_lr=0.01)
     optimiser = torch.optim.SGD(groups, lr=1.0)
     network, controllers = optimiser.param_groups
@@ -192,7 +144,7 @@ def test_parameter_groups_train_network_and_controllers_apart():
 
 
 def test_only_the_step_sizes_of_a_frozen_base_are_trained():
-    net = timestepper.freeze_base(timestepper.attach(small(), "independent"))
+    net = timestepper.freeze_base(timestepper.attach(plain(), "independent"))
     before = bits(net)
     train(net)
     moved = {key for key, value in net.state_dict().items() if not torch.equal(value, before[key])}
@@ -205,20 +157,20 @@ def test_only_the_step_sizes_of_a_frozen_base_are_trained():
 
 
 def test_an_lstm_goes_to_another_depth(tmp_path):
-    net = train(timestepper.attach(small()))
+    net = train(timestepper.attach(plain()))
     path = timestepper.save_controllers(net, tmp_path / "steps.safetensors")
-    deeper = small(20)
+    deeper = plain(depth=20)
     with pytest.raises(MismatchError, match="made for CifarResNet whose stage layer1 is"):
         timestepper.load_controllers(deeper, path)
     assert not timestepper.is_attached(deeper)
     timestepper.load_controllers(deeper, path, strict_depth=False)
-    assert equal(bits(deeper.controllers), bits(net.controllers))
+    assert same(bits(deeper.controllers), bits(net.controllers))
     assert timestepper.step_sizes(deeper)["layer1"].shape == (3, 8)
     with pytest.raises(MismatchError, match="whose stage layer1 is"):
         timestepper.load_controllers(CifarResNet(20, width=16), path, strict_depth=False)
 
 
 def test_one_parameter_per_block_does_not_go_to_another_depth(tmp_path):
-    path = timestepper.save_controllers(timestepper.attach(small(), "independent"), tmp_path / "steps.safetensors")
+    path = timestepper.save_controllers(timestepper.attach(plain(), "independent"), tmp_path / "steps.safetensors")
     with pytest.raises(MismatchError, match=r"layer1\.logit is \(1, 8\), not \(3, 8\)"):
-        timestepper.load_controllers(small(20), path, strict_depth=False)
+        timestepper.load_controllers(plain(depth=20), path, strict_depth=False)

@@ -1,31 +1,19 @@
 """Other people's training loops, on the attached network itself: HF Trainer, Accelerate, Lightning."""
 
 import pytest
-import pytorch_lightning as lightning
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from loops import Pictures, Task, fit
 from pytorch_lightning.callbacks import ModelCheckpoint, WeightAveraging
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from training import batch, bits, fits_its_fold, plain, same, small
 from transformers import Trainer, TrainingArguments
 
 import timestepper
 from timestepper.models import CifarResNet
-
-
-class Pictures(Dataset):
-    """Sixteen, with the column names that a Trainer hands to a forward."""
-
-    images, labels = batch(size=16, pixels=8)
-
-    def __len__(self) -> int:
-        return 16
-
-    def __getitem__(self, index: int) -> dict:
-        return {"pixel_values": self.images[index], "labels": self.labels[index], "file": index}
 
 
 class Classifier(CifarResNet):
@@ -150,31 +138,6 @@ def test_accelerate_in_mixed_precision_keeps_step_sizes_in_float32():
         expected = timestepper.fold(small().eval())(batch()[0])
     assert torch.equal(logits, expected.float())
     assert all(dt.dtype == torch.float32 for dt in timestepper.step_sizes(net).values())
-
-
-class Task(lightning.LightningModule):
-    def __init__(self, net: nn.Module):
-        super().__init__()
-        self.net = net
-
-    def training_step(self, pictures, index):
-        return F.cross_entropy(self.net(pictures["pixel_values"]), pictures["labels"])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def fit(task: Task, folder, steps: int, resume=None, **options) -> lightning.Trainer:
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
-    run = lightning.Trainer(
-        accelerator="cpu",
-        max_steps=steps,
-        default_root_dir=folder,
-        **quiet,
-        **{"enable_checkpointing": False} | options,
-    )
-    run.fit(task, DataLoader(Pictures(), batch_size=4), ckpt_path=resume)
-    return run
 
 
 class TestLightning:

@@ -38,10 +38,10 @@ def train(net: nn.Module, steps: int = 3, lr: float = 0.1, **shape) -> nn.Module
     return net
 
 
-def plain(kind: type[CifarResNet] = CifarResNet) -> CifarResNet:
+def plain(kind: type[CifarResNet] = CifarResNet, depth: int = 8) -> CifarResNet:
     """Three blocks, fresh."""
     torch.manual_seed(0)
-    return kind(8, num_classes=5, width=8)
+    return kind(depth, num_classes=5, width=8)
 
 
 def small(kind: type[CifarResNet] = CifarResNet) -> CifarResNet:

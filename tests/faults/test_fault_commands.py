@@ -26,7 +26,7 @@ hours = 0.01
 """
 FAKETIME = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
 ROOT = Path(__file__).parents[2]
-OLD = Path(__file__).parent / "older" / "0.1.0"
+OLD = ROOT / "tests" / "compatibility" / "v0.1.0"
 
 
 def start(arguments: list[str], folder: Path):
@@ -128,7 +128,7 @@ def test_clocks_that_jump_change_nothing(tmp_path, alone):
 
 def test_t40_a_run_of_an_older_version_is_read_and_goes_on(tmp_path, cli):
     """Stopped in the middle of its second epoch by version 0.1.0 of November 2026, before any later change."""
-    run = runs.copy(OLD / "run", tmp_path / "run")
+    run = runs.copy(OLD / "resnet8-stopped", tmp_path / "run")
     assert cli("evaluate", str(run)).code == 0
     assert "interrupted" in cli("list", str(tmp_path)).out
     outcome = cli(*runs.train(run, recipe=RECIPE))
@@ -136,7 +136,9 @@ def test_t40_a_run_of_an_older_version_is_read_and_goes_on(tmp_path, cli):
     assert "going on at step 8" in outcome.out
     assert runs.state_of(run) == "finished"
     assert runs.logged_steps(run) == list(range(1, 11))
-    claims = str(few_claims(tmp_path))
-    outcome = cli("report", "--results", str(OLD / "results"), "--claims", claims, "--out", str(tmp_path / "p.html"))
+    claims, results = str(few_claims(tmp_path)), tmp_path / "results"
+    results.mkdir()
+    shutil.copy(OLD / "resnet8-lstm" / "record.json", results)
+    outcome = cli("report", "--results", str(results), "--claims", claims, "--out", str(tmp_path / "p.html"))
     assert outcome.code == 0, outcome.err
     assert "1 records" in outcome.out

@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "steps": {"reparam", "fused", "adapters", "controllers", "stepped", "controlled"},
     "sites": {"adapters", "controllers", "reparam", "steps"},
     "api": {"equations", "adapters", "controllers", "sites", "stepped", "steps"},
-    "inspection": {"api", "steps", "adapters", "equations"},
+    "inspection": {"api", "sites", "steps", "adapters", "equations"},
     "saving": {"api", "sites", "steps", "files"},
     "integrations": {"api", "reparam", "saving", "steps", "stepped"},
     "stability": {"equations", "api", "adapters"},

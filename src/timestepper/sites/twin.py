@@ -48,10 +48,17 @@ def lean_twin(net: nn.Module) -> nn.Module:
     return _copied(net, lambda tensor: tensor.clone(), lambda tensor: tensor)
 
 
+def without_hooks(net: nn.Module) -> dict[int, Any]:
+    """What to tell deepcopy for a copy that calls nobody back: a user's hooks log and collect what is computed.
+
+    They are not even copied, because what they are bound to (a log file, say) may refuse it.
+    """
+    return {id(getattr(module, name)): OrderedDict() for module in net.modules() for name in _HOOKS}
+
+
 def _copied(net: nn.Module, plain: Callable[[Tensor], Tensor], parameter: Callable[[Tensor], Tensor]) -> nn.Module:
-    memo: dict[int, Any] = {}
+    memo = without_hooks(net)
     for module in net.modules():
-        memo |= {id(getattr(module, name)): OrderedDict() for name in _HOOKS}
         memo |= {id(value): plain(value.detach()) for value in vars(module).values() if isinstance(value, Tensor)}
         for tensor in module._parameters.values():
             if tensor is not None and id(tensor) not in memo:
