@@ -101,7 +101,7 @@ def _start(start: str | float, controller: ControllerSpec) -> float | None:
     if start == "paper":
         return None
     if controller.controller.own_start:
-        raise StepSizeError(f"{controller} says itself where its step sizes begin; leave start out")
+        raise StepSizeError(f"{controller} has a start of its own; leave start= out")
     if start == "identity":
         return 1.0
     if isinstance(start, bool) or not isinstance(start, Real) or not (math.isfinite(start) and start > 0):
@@ -149,8 +149,8 @@ def fold(net: nn.Module) -> nn.Module:
     for name, part in plain.named_modules():
         if is_stepped(part):
             raise MismatchError(
-                f"cannot fold: {name} was copied from an attached network, whose step sizes it still has; detach "
-                "first, copy then, and attach again"
+                f"cannot fold: {name} is a copy from another attached network and still has its step sizes; "
+                "detach that network, copy again, and attach then"
             )
     for name, value in (*plain.named_parameters(), *plain.named_buffers()):
         learned = name in effective or isinstance(value, nn.Parameter) or name.endswith(("running_mean", "running_var"))
@@ -348,7 +348,7 @@ def _inner(net: object) -> Steps | None:
 def _where_else(net: object) -> str:
     parts = net.named_modules() if isinstance(net, nn.Module) else ()
     found = next((path for path, part in parts if steps.find(part) is not None), None)
-    return f", but its part {found} has: give that one" if found else "; call timestepper.attach first"
+    return f"; its part {found} has some: pass that one" if found else "; call timestepper.attach first"
 
 
 def _refuse_wrapped(model: nn.Module) -> None:
@@ -364,8 +364,8 @@ def _refuse_wrapped(model: nn.Module) -> None:
             )
         if is_stepped(module):
             raise AlreadyAttachedError(
-                f"{path or type(model).__name__} has the step sizes of another attached network, which it is a part "
-                "or a copy of; call timestepper.detach on that one first"
+                f"{path or type(model).__name__} is a part or a copy of another attached network and has its step "
+                "sizes; call timestepper.detach on that network first"
             )
         kind = type(module).__name__
         wrapped = _WRAPPERS.intersection(base.__name__ for base in type(module).__mro__)
@@ -391,7 +391,7 @@ def _say_rounding(dtypes: set[torch.dtype]) -> None:
     """A network in half precision loses bits in the one cast; say how many."""
     for dtype in (dtype for dtype in dtypes if dtype.itemsize < 4):
         warnings.warn(
-            f"folded in float32 and cast once to {str(dtype).removeprefix('torch.')}: "
-            f"a weight moves by at most {torch.finfo(dtype).eps / 2:.1e} of itself",
+            f"folded in float32 and rounded to {str(dtype).removeprefix('torch.')}: "
+            f"each weight changes by at most {torch.finfo(dtype).eps / 2:.1e} of its size",
             stacklevel=3,
         )

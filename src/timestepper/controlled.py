@@ -69,7 +69,9 @@ class Controlled:
             if self.stepping.start is not None:
                 first = self._from_controllers(self.controlled())
                 if not first.is_meta and not (first.isfinite() & (first != 0)).all():
-                    raise StepSizeError("a first step size is 0 or no number, which start= divides by; leave start out")
+                    raise StepSizeError(
+                        "start= divides by the first step sizes, and one is 0 or not a number; leave start= out"
+                    )
                 self.controllers.register_buffer("dt0", first.clone())
 
     def step_sizes(self) -> dict[str, Tensor]:

@@ -168,8 +168,8 @@ def refuse_shared(model: nn.Module, sites: list[tuple[Entry, ...]]) -> None:
             )
         if named[parameter] > 1:
             raise UnsupportedSiteError(
-                f"{path} is named more than once to take a step size, and can take one; give each branch a last layer "
-                "of its own, or let the adapter of one block return None"
+                f"{path} would take two step sizes and can take only one; give each branch a last layer of its own, "
+                "or let the adapter of one block return None"
             )
 
 

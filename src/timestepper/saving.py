@@ -118,7 +118,7 @@ def load_controllers(
         load_exactly(find_steps(net).controllers, tensors, path)
         for name, tensor in tensors.items():
             if not tensor.is_floating_point() or not tensor.isfinite().all():
-                raise MismatchError(f"{path}: {name} holds {tensor.dtype} with numbers that no controller has")
+                raise MismatchError(f"{path}: {name} ({tensor.dtype}) holds other than finite floats; save them again")
     except BaseException:
         detach(net)  # as it was
         raise

@@ -134,7 +134,9 @@ class Steps(Controlled):
         changed = [("the network", self.root), *readers, *((place.path, place.layer) for place in self._places)]
         for path, module in changed:
             if "_original" not in vars(type(module)):
-                raise WrappedModelError(f"{path} is a {type(module).__name__} since attach; undo that before detach")
+                raise WrappedModelError(
+                    f"{path} has become a {type(module).__name__} since attach; undo that before detach"
+                )
         del self.root._modules[CONTROLLERS], self.root.__dict__[STEPS]
         for _, module in changed:
             make_plain(module)
@@ -280,7 +282,7 @@ class Steps(Controlled):
     def refuse_changes(self, root: nn.Module) -> None:
         """Whether every stepped layer is still in its place and still stepped; new norms are taken in."""
         if root is not self.root:
-            raise WrappedModelError("torch's DataParallel copies no step sizes; use DistributedDataParallel instead")
+            raise WrappedModelError("DataParallel does not copy step sizes; use DistributedDataParallel instead")
         for link in self._links:
             if link.changed:
                 self._take_in(link)
@@ -289,7 +291,7 @@ class Steps(Controlled):
                 self._describe_by(home)
         for place in self._places:
             if not is_stepped(place.layer):
-                raise UnsupportedSiteError(f"{place.path} has got another class since attach; attach again")
+                raise UnsupportedSiteError(f"{place.path} has changed its class since attach; detach and attach again")
 
     def _take_in(self, link: _Link) -> None:
         new = link.parent._modules.get(link.name)
@@ -340,7 +342,7 @@ def _trained(layer: nn.Module, entry: Entry) -> Tensor:
     found = reparam.trained(layer, entry.name)
     if found is None:
         raise UnsupportedSiteError(
-            f"{entry.parameter} is computed from other parameters since attach (pruned, normalised), which takes its "
-            "step size away; do that to timestepper.fold(net)"
+            f"{entry.parameter} is computed from other parameters since attach (pruned, normalised), which removes its "
+            "step size; prune or normalise timestepper.fold(net) instead"
         )
     return found

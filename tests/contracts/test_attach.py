@@ -74,7 +74,7 @@ def test_attaching_to_a_part_of_an_attached_network_is_refused():
     """It would run with two step sizes, and detach of either would break the other."""
     net = small()
     before, expected = bits(net), net.eval()(batch()[0])
-    with pytest.raises(AlreadyAttachedError, match=r"0\.bn2 has the step sizes of another attached network"):
+    with pytest.raises(AlreadyAttachedError, match=r"0\.bn2 is a part or a copy of another attached network"):
         timestepper.attach(net.layer1)
     assert same(bits(net), before)
     assert torch.equal(net(batch()[0]), expected)
@@ -138,8 +138,8 @@ class ActivatedNorm(nn.BatchNorm2d):
     [
         (lambda: ActivatedNorm(32), "the branch ends in ActivatedNorm, which cannot take a step size"),
         (lambda: nn.InstanceNorm2d(32, affine=True), "the branch ends in InstanceNorm2d"),
-        (lambda: nn.BatchNorm2d(32, affine=False), "its adapter names layer3.0.bn2, which is no layer with a weight"),
-        (lambda: nn.Identity(), "its adapter names layer3.0.bn2, which is no layer with a weight"),
+        (lambda: nn.BatchNorm2d(32, affine=False), "its adapter names layer3.0.bn2, a BatchNorm2d without a weight"),
+        (lambda: nn.Identity(), "its adapter names layer3.0.bn2, a Identity without a weight"),
     ],
 )
 def test_a_last_layer_that_cannot_be_reparameterised_is_named_and_nothing_is_changed(last, reason):
@@ -230,5 +230,5 @@ def test_unknown_names_list_the_known_ones():
 def test_controllers_inside_a_larger_network_are_found_by_name():
     whole = nn.ModuleDict({"encoder": small(), "head": nn.Linear(5, 2)})
     for look in (timestepper.fold, timestepper.detach, timestepper.step_sizes):
-        with pytest.raises(NotAttachedError, match="has no controllers, but its part encoder has: give that one"):
+        with pytest.raises(NotAttachedError, match="has no controllers; its part encoder has some: pass that one"):
             look(whole)

@@ -51,7 +51,7 @@ def test_folded_first_and_merged_then_it_is_the_same_network(before):
     if before:
         timestepper.attach(net)
     trained(adapted).eval()
-    with pytest.raises(NotAttachedError, match=r"its part base_model\.model has: give that one"):
+    with pytest.raises(NotAttachedError, match=r"its part base_model\.model has some: pass that one"):
         timestepper.fold(adapted)
     folded = timestepper.fold(net)
     for module in folded.modules():

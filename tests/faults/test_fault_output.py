@@ -82,7 +82,7 @@ def test_t34_a_command_that_only_prints_says_what_was_lost(state, code, tmp_path
     """To a disk that is full, not to a reader that has seen enough."""
     with command(["--version"], tmp_path, prepare=functools.partial(_out_only, state)) as job:
         assert job.wait() == code
-        lost = "error: what was to be printed is lost: [Errno 28] No space left on device\n"
+        lost = "error: the output could not be written: [Errno 28] No space left on device\n"
         assert job.stderr == (lost if code else "")
 
 

@@ -32,7 +32,7 @@ def test_the_names_cover_every_kind():
 @pytest.mark.parametrize("name", ["fixed", "fixed()", "fixed(0.1, 0.2)", "fixed(small)", "lstm(4)"])
 def test_options_that_a_kind_does_not_have_are_refused(name):
     with pytest.raises(
-        StepSizeError, match=re.escape(f"controller {name!r} is incomplete or has too much; write it as")
+        StepSizeError, match=re.escape(f"controller {name!r} has too few or too many options; write it as")
     ):
         parse(name)
 
@@ -41,7 +41,7 @@ def test_options_that_a_kind_does_not_have_are_refused(name):
     ("options", "written"), [({}, "fixed"), ({"value": None}, "fixed(None)"), ({"size": 0.1}, "fixed(0.1)")]
 )
 def test_a_spec_is_checked_as_a_name_is(options, written):
-    wanted = f"controller {written!r} is incomplete or has too much; write it as fixed(value) with numbers"
+    wanted = f"controller {written!r} has too few or too many options; write it as fixed(value) with numbers"
     with pytest.raises(StepSizeError, match=re.escape(wanted)):
         attach(create_model("cifar/resnet8"), ControllerSpec("fixed", options))
 

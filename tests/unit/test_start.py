@@ -90,7 +90,7 @@ def test_what_is_no_start_is_refused(start):
 
 @pytest.mark.parametrize("kind", ["fixed(0.1)", "scalar(0)", "channel(0.1)", "depth(1)"])
 def test_a_kind_with_a_value_of_its_own_takes_no_start(kind):
-    with pytest.raises(StepSizeError, match="says itself where its step sizes begin; leave start out"):
+    with pytest.raises(StepSizeError, match="has a start of its own; leave start= out"):
         timestepper.attach(FAMILIES["cifar resnet20"](), kind, start="identity")
 
 
@@ -103,7 +103,7 @@ def test_a_first_step_of_zero_is_refused_and_nothing_is_left_on_the_network():
 
     net = FAMILIES["cifar resnet20"]()
     kinds = [type(module) for module in net.modules()]
-    with pytest.raises(StepSizeError, match="a first step size is 0 or no number"):
+    with pytest.raises(StepSizeError, match="start= divides by the first step sizes, and one is 0"):
         timestepper.attach(net, Zero, start="identity")
     assert [type(module) for module in net.modules()] == kinds
     assert "controllers" not in dict(net.named_children())

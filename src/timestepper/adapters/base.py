@@ -185,8 +185,8 @@ def _weight(model: nn.Module, path: str) -> Tensor:
     weight = getattr(layer, "weight", None)
     if not isinstance(weight, Tensor):
         raise UnsupportedSiteError(
-            f"its adapter names {path}, which is no layer with a weight but of class {type(layer).__name__}; "
-            "name one that has a weight, or give the class a property of that name"
+            f"its adapter names {path}, a {type(layer).__name__} without a weight; name a layer that has one, "
+            "or give the class a property of that name"
         )
     return weight
 

@@ -78,7 +78,7 @@ def main() -> None:
         code = _run(arguments, debug)
         out.flush()
         if out.lost and not isinstance(out.lost, BrokenPipeError) and not code and arguments[0] not in _WRITE_FILES:
-            complain(f"what was to be printed is lost: {first_line(out.lost)}")
+            complain(f"the output could not be written: {first_line(out.lost)}")
             code = 1
     if torchrun.launched():
         os._exit(code)

@@ -22,7 +22,7 @@ def bench(
     json: Annotated[
         Path | None, typer.Option("--json", help="write all figures with card, versions and commit")
     ] = None,
-    commit: Annotated[str | None, typer.Option(help="recorded where the source carries no history")] = None,
+    commit: Annotated[str | None, typer.Option(help="commit to write down where git cannot tell")] = None,
 ) -> None:
     """Compare training, inference, memory and compile time of plain, literal, ours and peers in one run."""
     import json as json_format

@@ -51,7 +51,9 @@ def _check_folding(records) -> None:
     for record in records:
         final = record.final
         if "folded" in final and final["fold_difference"] > TOLERANCE:
-            raise MismatchError(f"{record.path}: the folded network is not the attached one; please report this")
+            raise MismatchError(
+                f"{record.path}: the folded network does not give the attached network's logits; please report this"
+            )
 
 
 def _say_folding(records) -> None:

@@ -12,7 +12,9 @@ def inspect(
     model: Annotated[str, typer.Argument(help="LIBRARY/MODEL: timm/resnet50, torchvision/resnet18, cifar/resnet56, …")],
     controller: Annotated[str, typer.Option(help=names.known())] = "lstm",
     reduction: Annotated[int | None, typer.Option(help="the paper's r; by default 4, and 8 for bottlenecks")] = None,
-    original_stride: Annotated[bool, typer.Option(help="stride in the first 1x1, as in the paper")] = False,
+    original_stride: Annotated[
+        bool, typer.Option(help="stride in the first 1x1 convolution of a bottleneck, as in the paper")
+    ] = False,
     input_size: Annotated[int | None, typer.Option(min=1, help="pixels; by default 32 for cifar/, else 224")] = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:

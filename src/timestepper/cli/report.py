@@ -14,7 +14,9 @@ def report(
         Path | None, typer.Option(help="folder of the paper's numbers; by default the shipped ones")
     ] = None,
     out: Annotated[Path, typer.Option(help="the page; the tables go beside it as .md")] = Path("report.html"),
-    runs: Annotated[Path, typer.Option(help="folder of run directories, for what is interrupted")] = Path("runs"),
+    runs: Annotated[
+        Path, typer.Option(help="folder of run directories; interrupted runs are named on the page")
+    ] = Path("runs"),
     title: Annotated[
         str, typer.Option(help="title of the page")
     ] = "Learned time steps: the paper and what we measured",

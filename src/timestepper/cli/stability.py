@@ -16,16 +16,25 @@ def stability(
     net_or_run: Annotated[str, typer.Argument(help=_HELP, metavar="NET_OR_RUN")],
     controller: Annotated[str, typer.Option(help="for a model name: lstm, two_fc, …, fixed(0.01) or none")] = "none",
     weights: Annotated[Path | None, typer.Option(help="for a model name: plain weights, a .safetensors file")] = None,
-    data: Annotated[str | None, typer.Option(help="digits, cifar10, …; a run has its own; else random inputs")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="data set, such as digits or cifar10; a run brings its own; without one, inputs are random"),
+    ] = None,
     root: Annotated[Path | None, typer.Option(help="where the data set is")] = None,
-    input_size: Annotated[int | None, typer.Option(help="of random inputs; 32 for cifar/, else 224", min=1)] = None,
+    input_size: Annotated[
+        int | None, typer.Option(help="width of random inputs; by default 32 for cifar/, else 224", min=1)
+    ] = None,
     samples: Annotated[int, typer.Option(help="images for growth and gradients", min=1)] = 8,
     bound: Annotated[bool, typer.Option(help="Proposition 1; leave it out for layers without a known norm")] = True,
-    theory: Annotated[bool, typer.Option(help="all that looks at blocks; leave it out for the next three")] = True,
+    theory: Annotated[
+        bool, typer.Option(help="figures of single blocks; without them, noise, attacks and corruptions are left")
+    ] = True,
     noise: Annotated[bool, typer.Option("--noise", help="error over Gaussian noise")] = False,
     attacks: Annotated[bool, typer.Option("--attacks", help="error under FGSM and PGD")] = False,
     corruptions: Annotated[bool, typer.Option("--corruptions", help="error on six common corruptions")] = False,
-    images: Annotated[int | None, typer.Option(help="test images for these three; by default all", min=1)] = None,
+    images: Annotated[
+        int | None, typer.Option(help="test images for noise, attacks and corruptions; by default all", min=1)
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="draw bound, growth and step sizes over depth")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,

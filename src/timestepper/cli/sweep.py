@@ -23,14 +23,16 @@ def sweep(
         ),
     ],
     seeds: Annotated[str, typer.Option(help="0,1,2 or 0-2: each recipe with each seed")] = "",
-    out: Annotated[Path, typer.Option(help="folder for the run directories; what is there goes on")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="folder for the run directories; runs that are there are continued")] = Path(
+        "runs"
+    ),
     jobs: Annotated[int, typer.Option(min=1, help="runs at a time on one GPU; the next begins when one ends")] = 6,
     processes: Annotated[int | None, typer.Option(min=1, help="by default one per GPU")] = None,
     checkpoint_seconds: Annotated[
         float,
         typer.Option(min=0, help="time between checkpoints, in place of what the recipes say; 0: only at the end"),
     ] = CHECKPOINT_SECONDS,
-    override: Annotated[bool, typer.Option("--override", help="go on although a recipe has changed")] = False,
+    override: Annotated[bool, typer.Option("--override", help="continue although a recipe has changed")] = False,
     results: Annotated[
         Path | None, typer.Option(help="also write the records of finished runs here, and skip what has one here")
     ] = None,

@@ -13,10 +13,14 @@ def train(
         str, typer.Argument(help="a TOML file or a shipped recipe such as smoke/digits")
     ] = "smoke/digits",
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value …", show_default=False)] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="by default runs/RECIPE; a run that is there goes on")] = None,
-    override: Annotated[bool, typer.Option("--override", help="go on although the recipe has changed")] = False,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="by default runs/RECIPE; a run that is there is continued")
+    ] = None,
+    override: Annotated[bool, typer.Option("--override", help="continue although the recipe has changed")] = False,
     workers: Annotated[int | None, typer.Option(help="processes that decode image files")] = None,
-    dist_timeout: Annotated[float, typer.Option(min=1, help="seconds to wait for another process")] = 600.0,
+    dist_timeout: Annotated[
+        float, typer.Option(min=1, help="seconds after which a silent process counts as lost")
+    ] = 600.0,
     results: Annotated[Path | None, typer.Option(help="also write the record of the finished run here")] = None,
     fields: Annotated[bool, typer.Option("--fields", help="list all that a recipe may say, and stop")] = False,
 ) -> None:

@@ -1,7 +1,7 @@
 """The kinds of controller and how a user names them.
 
 ``"lstm"``, ``"two_fc"``, ``"independent"``, ``"fixed(0.01)"``, ``"scalar(0)"``, ``"channel(0.1)"`` and ``"depth(0.5)"``
-are names; ``controllers.fixed(0.01)`` is the same as that name. A kind of your own is a class and one line::
+are names; ``controllers.fixed(0.01)`` is the same as that name. A kind of your own is a class and one line:
 
     @timestepper.controllers.register("gru")
     class GRU(timestepper.controllers.Controller): ...
@@ -144,7 +144,7 @@ def parse(name: "str | ControllerSpec | type[Controller]") -> ControllerSpec:
     if options is None or (isinstance(name, ControllerSpec) and list(name.options) != list(options)):
         wanted = _options_of(ControllerSpec(match[1]).controller)
         form = f"{match[1]}({', '.join(wanted)})" if wanted else match[1]
-        raise StepSizeError(f"controller {text!r} is incomplete or has too much; write it as {form} with numbers")
+        raise StepSizeError(f"controller {text!r} has too few or too many options; write it as {form} with numbers")
     return name if isinstance(name, ControllerSpec) else ControllerSpec(match[1], options)
 
 

@@ -108,7 +108,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise CheckpointError(f"{path} is refused: it holds something else than tensors and plain values") from error
+        raise CheckpointError(f"{path} is refused: it holds something other than tensors and plain values") from error
     source = Source(path, CheckpointError, "it is no checkpoint of timestepper, or damaged")
     sound = validate.build(_State, state, source, extra=True)
     for name, sums in (("interval", sound.interval), ("epoch", sound.epoch)):

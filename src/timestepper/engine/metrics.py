@@ -27,8 +27,8 @@ class JsonLines:
             present = self._file.seek(0, os.SEEK_END)
             if present < size:
                 raise CheckpointError(
-                    f"{path} has {present} bytes, the checkpoint was saved at {size}: restore the file or start again "
-                    "in another run directory"
+                    f"{path} has {present} bytes and had {size} when the checkpoint was saved; restore the file or "
+                    "start again in another run directory"
                 )
             self._file.truncate(size)
             self._file.seek(size)

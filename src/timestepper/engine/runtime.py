@@ -82,7 +82,7 @@ class Runtime:
         if not reason and not convolution.speed_up(model):
             reason = f"no layer has 3x3 filters, stride 1 and at most {convolution.WIDEST} channels, a multiple of 16"
         if reason:
-            self.tell(f"no fast convolutions: {reason}; going on with the library's")
+            self.tell(f"no fast convolutions: {reason}; PyTorch's convolutions are used")
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """The precision of a forward pass."""

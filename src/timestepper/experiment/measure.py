@@ -33,7 +33,7 @@ def complete(run: Path, results: Path, wanted: Iterable[str]) -> dict[str, Any]:
         trained.model.to(runtime.device)
         found = {name: _MEASURES[name](trained, runtime) for name in missing}
         if odd := [name for name, table in found.items() if not _finite(table)]:  # no report would read it with them
-            raise RecordError(f"{run}: {', '.join(odd)} came out as NaN or infinity; its record stays without it")
+            raise RecordError(f"{run}: {', '.join(odd)} came out as NaN or infinity; its record leaves it out")
         content = with_checksum(content | found)
         record.write(content, run / record.RECORD)
     record.write(content, results / record.file_name(content))

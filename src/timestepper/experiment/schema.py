@@ -27,7 +27,9 @@ class Controller:
     """Where the step sizes come from."""
 
     kind: str = setting("none", f"Controller: {names.known()}, or your own; none trains the plain network.")
-    value: float | None = setting(None, "The number of a kind that has one, if it is not in the kind.", least=0)
+    value: float | None = setting(
+        None, "The number of a kind such as fixed, if controller.kind does not hold it.", least=0
+    )
     module: str | None = setting(None, "Python module that registers the kind; it is imported first.")
     start: str = setting("paper", "Where step sizes begin: paper (about one half), identity (one), or a number.")
     reduction: int | None = setting(None, "The paper's r; absent: 4 for basic blocks, 8 for bottlenecks.", least=1)
@@ -57,7 +59,7 @@ class Data:
     size: int = setting(224, "Edge of the square input of image folders, in pixels.", least=8)
     resize: int | None = setting(None, "Shorter side before the centre crop of image folders.", least=8)
     workers: int = setting(
-        0, "Processes that decode image files; none are needed in memory.", least=0, most=1024, free=True
+        0, "Processes that decode image files; data sets held in memory need none.", least=0, most=1024, free=True
     )
 
 
@@ -77,11 +79,13 @@ class Schedule:
 
     law: str = setting("steps", "How the learning rate falls.", choices=LAWS)
     milestones: tuple[float, ...] = setting(
-        (0.5, 0.75), "Fractions of the run at which it is divided (law steps).", least=0, most=1
+        (0.5, 0.75), "Fractions of the run at which the learning rate is divided (law steps).", least=0, most=1
     )
-    every: int | None = setting(None, "Divide after every so many epochs, in place of milestones (law steps).", least=1)
-    factor: float = setting(10.0, "By how much it is divided.", least=1)
-    warmup_epochs: float = setting(0.0, "Epochs of linear rise at the start.", least=0)
+    every: int | None = setting(
+        None, "Divide the learning rate every so many epochs, instead of milestones (law steps).", least=1
+    )
+    factor: float = setting(10.0, "By how much the learning rate is divided.", least=1)
+    warmup_epochs: float = setting(0.0, "Epochs of linear warm-up at the start.", least=0)
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class Runtime:
     fast_convolutions: bool = setting(
         False, "Own kernels for 3x3 convolutions of at most 64 channels (GPU, bf16, channels-last).", free=True
     )
-    deterministic: bool = setting(False, "Only deterministic kernels, slower; a CPU needs it not.")
+    deterministic: bool = setting(False, "Use deterministic kernels only: slower, and not needed on a CPU.")
     sync_bn: bool = setting(False, "Batch-norm statistics over all processes (GPUs only).")
 
 

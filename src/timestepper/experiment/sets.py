@@ -80,7 +80,7 @@ def open_sets(name: str, *, short: bool = False, overrides: tuple[str, ...] = ()
     else:
         raise UnknownNameError(f"unknown set {name!r}; known are {', '.join([*known, 'all', 'everything'])}")
     if short and len(paths) == 1 and (listed := _read(paths[0])).train and not listed.short:
-        raise RecipeError(f"{paths[0]}: has no schedule shorter than its own; leave --schedule short out")
+        raise RecipeError(f"{paths[0]}: has no short schedule; leave --schedule short out")
     found: dict[str, Wanted] = {}
     for wanted in itertools.chain.from_iterable(_expand(path, short, overrides) for path in paths):
         earlier = found.get(wanted.identity)

@@ -2,7 +2,7 @@
 
 Compiling holds up every run, because one thread drives them all. What another process compiles lies in the compiler's
 cache on disk; the sweep then only traces the network, in a fraction of the time. Where a process fails, takes too long
-or would find too little memory, the sweep compiles for itself.
+or would find too little memory, each run compiles for itself.
 """
 
 import contextlib
@@ -66,14 +66,14 @@ class Ahead:
             if process.poll() is not None:
                 del self._running[name]
                 if process.returncode:
-                    self._say(f"compiling ahead has failed (exit {process.returncode}); the sweep compiles for itself")
+                    self._say(f"compiling ahead has failed (exit {process.returncode}); each run compiles for itself")
         while self._to_come and len(self._running) < _AT_ONCE:
             if not _room():
                 self._to_come.clear()
                 break
             name, recipe = self._to_come.pop(0)
             self._place = self._place or tempfile.TemporaryDirectory(prefix="ahead-", ignore_cleanup_errors=True)
-            with contextlib.suppress(OSError):  # no more processes: the sweep compiles for itself
+            with contextlib.suppress(OSError):  # no more processes: each run compiles for itself
                 self._running[name] = _start(recipe, self._place.name), now
 
     def close(self) -> None:

@@ -72,7 +72,9 @@ def from_pretrained(kind: Any, folder: str | Path, **options: Any) -> nn.Module:
             entered = _entered(net)
             if saved.keys() != entered.keys():
                 odd = sorted(saved.keys() ^ entered.keys())[0]
-                raise CheckpointError(f"{folder / TRAINED}: {odd} is in one of file and network only; save it again")
+                raise CheckpointError(
+                    f"{folder / TRAINED}: {odd} is only in the file or only in the network; save it again"
+                )
             for name, tensor in entered.items():
                 tensor.copy_(saved[name])
     return net

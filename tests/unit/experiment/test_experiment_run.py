@@ -204,7 +204,7 @@ def test_a_record_that_is_not_as_it_was_written_gets_no_new_checksum(run, tmp_pa
 def test_a_measurement_that_is_no_number_leaves_the_record_as_it_was(run, tmp_path, monkeypatch):
     before = (run / "record.json").read_bytes()
     monkeypatch.setattr(measure, "NOISE_LEVELS", (0.0, math.inf))
-    with pytest.raises(RecordError, match="noise came out as NaN or infinity; its record stays without it"):
+    with pytest.raises(RecordError, match="noise came out as NaN or infinity; its record leaves it out"):
         measure.complete(run, tmp_path / "results", ["noise"])
     assert (run / "record.json").read_bytes() == before
     assert not (tmp_path / "results").exists()

@@ -202,7 +202,7 @@ def test_runtime_says_why_not(options, reason, monkeypatch):
     settings = {"device": CUDA, "precision": "bf16", "channels_last": True} | options
     runtime = Runtime(**settings, fast_convolutions=True, say=told.append)
     runtime.place(nn.Conv2d(3, 16, 3))
-    assert told == [f"no fast convolutions: {reason}; going on with the library's"]
+    assert told == [f"no fast convolutions: {reason}; PyTorch's convolutions are used"]
 
 
 def test_runtime_switches_the_model(monkeypatch):

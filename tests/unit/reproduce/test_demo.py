@@ -31,4 +31,4 @@ def test_the_demo_trains_folds_compares_and_writes_a_page(short_demo, tmp_path):
     record.write({**content, "sha256": record.digest(content)}, path)
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
     assert isinstance(result.exception, MismatchError)
-    assert "the folded network is not the attached one" in str(result.exception)
+    assert "the folded network does not give the attached network's logits" in str(result.exception)

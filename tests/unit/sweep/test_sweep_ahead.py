@@ -59,7 +59,7 @@ def test_a_process_that_fails_is_told_of_and_holds_nothing_up():
     with contextlib.closing(Ahead([recipe(), lost], told.append)) as ahead:
         assert not ahead.ready(kind_of(lost))
         wait_until_ready(ahead, kind_of(lost))
-    assert told == ["compiling ahead has failed (exit 1); the sweep compiles for itself"]
+    assert told == ["compiling ahead has failed (exit 1); each run compiles for itself"]
 
 
 def test_a_process_that_takes_too_long_is_ended(monkeypatch):
