@@ -3,8 +3,7 @@
     python benchmarks/training_step.py --batches 64 128 --controllers none lstm runtime.precision=bf16
 
 The loops of ``timestepper train`` are timed in turn: eager, the same kernels in a CUDA graph, compiled in a CUDA graph.
-Beside them stands the floor: the time that the fewest bytes and operations of a step need on this device
-(timestepper/bench/floor.py says what counts). Other arguments are overrides of the recipe paper/cifar10.
+Other arguments are overrides of the recipe paper/cifar10. ``timestepper bench`` says how far a step is from the floor.
 """
 
 import argparse
@@ -19,7 +18,6 @@ import torch
 from engine_runs import random_data, training
 
 from timestepper.bench.environment import environment
-from timestepper.bench.floor import Ceilings, measure_ceilings, training_floor
 from timestepper.bench.timing import interleaved
 from timestepper.engine.loop import Training
 from timestepper.experiment.load import load
@@ -49,7 +47,7 @@ class Step:
             next(self._steps)
 
 
-def measure(batch: int, controller: str, options: argparse.Namespace, device: torch.device, ceilings: Ceilings) -> dict:
+def measure(batch: int, controller: str, options: argparse.Namespace, device: torch.device) -> dict:
     """All modes of one network and batch."""
     data = random_data(50_000, 10_000, device)
     common = [f"data.batch_size={batch}", f"controller.kind={controller}", f"model.name={options.model}"]
@@ -59,27 +57,19 @@ def measure(batch: int, controller: str, options: argparse.Namespace, device: to
         steps[mode] = Step(training(recipe, data, device))
         print(f"  {mode}: ready after {steps[mode].seconds:.1f} s", flush=True)
     timings = interleaved(steps, device, rounds=options.rounds, seconds=options.seconds)
-    network = next(iter(steps.values())).run.model
-    floor = training_floor(network, batch, (3, 32, 32), 2 if recipe.runtime.precision == "bf16" else 4)
-    floor_ms = floor.milliseconds(ceilings)
     eager = timings[options.modes[0]].ms.median
-    result = {"model": options.model, "controller": controller, "batch": batch, "floor_ms": floor_ms, "modes": {}}
-    print(f"{options.model} {controller} batch {batch}, {recipe.runtime.precision}: floor {floor_ms:.3f} ms")
+    result = {"model": options.model, "controller": controller, "batch": batch, "modes": {}}
+    print(f"{options.model} {controller} batch {batch}, {recipe.runtime.precision}")
     for mode, timing in timings.items():
         ms = timing.ms
         entry = {"ms": ms.median, "quartiles": [ms.low, ms.high], "speedup": eager / ms.median}
-        result["modes"][mode] = entry | {"of_floor": ms.median / floor_ms, "first_steps_s": steps[mode].seconds}
+        result["modes"][mode] = entry | {"first_steps_s": steps[mode].seconds}
         print(
             f"  {mode:15s} {ms.median:8.3f} ms [{ms.low:.3f}, {ms.high:.3f}]  {eager / ms.median:5.2f} times "
-            f"{options.modes[0]}  {ms.median / floor_ms:6.1f} times the floor  {1000 * batch / ms.median:9,.0f} im/s",
+            f"{options.modes[0]}  {1000 * batch / ms.median:9,.0f} im/s",
             flush=True,
         )
     return result
-
-
-def computes_in(overrides: list[str]) -> torch.dtype:
-    """Of the recipe with its overrides: a floor in bf16 needs the ceiling of bf16."""
-    return torch.bfloat16 if load("paper/cifar10", overrides).runtime.precision == "bf16" else torch.float32
 
 
 def main() -> None:
@@ -96,13 +86,11 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")
     options = parser.parse_args()
     device = torch.device(options.device)
-    ceilings = measure_ceilings(device, computes_in(options.overrides))
     report: dict = {"environment": environment(device, options.commit), "overrides": options.overrides, "cases": []}
-    report["ceilings"] = {"bytes_per_s": ceilings.bytes_per_s, "operations_per_s": ceilings.operations_per_s}
     print(json.dumps(report["environment"]))
     for batch in options.batches:
         for controller in options.controllers:
-            report["cases"].append(measure(batch, controller, options, device, ceilings))
+            report["cases"].append(measure(batch, controller, options, device))
             if options.json:
                 options.json.parent.mkdir(parents=True, exist_ok=True)
                 options.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -59,11 +59,11 @@ class Chain:
             hook.remove()
 
 
-def branch_end(link: Link) -> str:
-    """Path inside the block of the module whose output is the branch: its gate, or else its last layer."""
+def branch_end(link: Link) -> nn.Module:
+    """The module of the block whose output is the branch: its gate, or else its last layer."""
     gate, last = link.site.gate, link.site.last[-1]
     whole = gate.rpartition(".")[0] if gate is not None else last
-    return whole.removeprefix(f"{link.path}.")
+    return link.block.get_submodule(whole.removeprefix(f"{link.path}."))
 
 
 def plain_copy(net: nn.Module, *, steps: bool = True) -> nn.Module:

@@ -81,9 +81,8 @@ def _blocks(chain: Chain, sample: int, count: int) -> Iterator[EulerBlock]:
 def branch(link: Link, features: Tensor) -> Tensor:
     """What the block's branch adds to the shortcut, step sizes included."""
     outputs: list[Tensor] = []
-    end = link.block.get_submodule(branch_end(link))
     # A copy: many blocks add the shortcut in place.
-    hook = end.register_forward_hook(lambda module, args, output: outputs.append(output.clone()))
+    hook = branch_end(link).register_forward_hook(lambda module, args, output: outputs.append(output.clone()))
     try:
         link.block(features.clone())
     finally:

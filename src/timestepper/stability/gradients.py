@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from timestepper.stability.chain import Chain, Link, branch_end
+from timestepper.stability.chain import Chain, branch_end
 from timestepper.stability.precision import full_precision
 
 
@@ -63,17 +63,13 @@ def _recorded_run(chain: Chain) -> tuple[list[Tensor], list[Tensor], Tensor]:
         return output.clone()
 
     hooks = [link.block.register_forward_pre_hook(enter) for link in chain.links]
-    hooks += [_end(link).register_forward_hook(keep_branch) for link in chain.links]
+    hooks += [branch_end(link).register_forward_hook(keep_branch) for link in chain.links]
     hooks.append(chain.links[-1].block.register_forward_hook(keep_last))
     try:
         return features, branches, chain.model(chain.inputs)
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _end(link: Link) -> torch.nn.Module:
-    return link.block.get_submodule(branch_end(link))
 
 
 def _last_of_same_size(features: list[Tensor], index: int) -> int:

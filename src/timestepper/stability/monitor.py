@@ -50,7 +50,11 @@ class Monitor:
 
     def prepare(self, net: nn.Module) -> None:
         """Find the ways through the network now, so that one whose bound is unknown is refused before it is trained."""
-        self._blocks = self._look(net)
+        reference = next(net.parameters())
+        inputs = torch.randn(1, *self.input_shape, generator=torch.Generator().manual_seed(0)).to(reference)
+        chain = open_chain(net, inputs)
+        found = zip(chain.links, block_ways(chain), strict=True)
+        self._blocks = [_Block(link.stage, link.site, ways) for link, ways in found]
 
     @full_precision()
     @torch.no_grad()
@@ -67,12 +71,6 @@ class Monitor:
         if attached:
             scalars |= {f"evolution_time/{stage}": time for stage, time in api.evolution_time(net).items()}
         return scalars
-
-    def _look(self, net: nn.Module) -> list[_Block]:
-        reference = next(net.parameters())
-        inputs = torch.randn(1, *self.input_shape, generator=torch.Generator().manual_seed(0)).to(reference)
-        chain = open_chain(net, inputs)
-        return [_Block(link.stage, link.site, ways) for link, ways in zip(chain.links, block_ways(chain), strict=True)]
 
 
 def _newest(net: nn.Module, attached: bool) -> Parameters:
