@@ -6,8 +6,6 @@
 import re
 from dataclasses import dataclass
 
-NUMBER = r"\d+(\.\d+)?(e-\d+)?"
-
 
 @dataclass(frozen=True)
 class Kind:
@@ -39,17 +37,3 @@ def known() -> str:
 def kind_of(controller: str) -> str:
     """``fixed`` of ``fixed(0.01)``."""
     return re.split(r"[(,]", controller)[0].strip()
-
-
-def reads_weights(controller: str) -> bool:
-    """Whether a controller is shown the weights; one that only its user knows may be."""
-    kind = CONTROLLERS.get(kind_of(controller))
-    return kind is None or kind.reads_weights
-
-
-def pattern() -> str:
-    """A regular expression of all kinds as they are written."""
-    return "|".join(
-        rf"{name}\({', '.join([NUMBER] * len(kind.options))}\)" if kind.options else name
-        for name, kind in CONTROLLERS.items()
-    )

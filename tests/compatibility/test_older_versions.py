@@ -18,7 +18,7 @@ import timm
 import torch
 
 import timestepper
-from timestepper.report.records import read_records
+from timestepper.records import read_records
 from timestepper.saving import read_tensors
 
 HERE = Path(__file__).parent

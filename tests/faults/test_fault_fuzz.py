@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stopping import drive
 
-from timestepper import report, saving, torchrun
+from timestepper import saving, torchrun
 from timestepper.adapters import create_model
 from timestepper.engine.rundir import RunDirectory
 from timestepper.engine.signals import Signals
@@ -26,6 +26,8 @@ from timestepper.experiment.load import dump, load, loads, sections
 from timestepper.experiment.run import Request, Session
 from timestepper.experiment.schema import Recipe
 from timestepper.files import with_checksum
+from timestepper.records import load_records
+from timestepper.report.page import write_page
 
 RECIPE = [*runs.SHORT, "run.epochs=1"]
 ROOT = Path(__file__).parents[2]
@@ -246,11 +248,11 @@ def test_t36_records(times, tmp_path, finished):
                 continue
         made = with_checksum(made) if isinstance(made, dict) else made
         (tmp_path / "record.json").write_text(json.dumps(made))
-        records, problems = report.load_records(tmp_path)
+        records, problems = load_records(tmp_path)
         assert len(records) + len(problems) == 1
         if records and pages < times / 10:
             pages += 1
-            report.write_page(records, {}, tmp_path / "page.html", tmp_path / "page.md", "Fuzz", problems=problems)
+            write_page(records, {}, tmp_path / "page.html", tmp_path / "page.md", "Fuzz", problems=problems)
 
     fuzz(times, changes, check)
     assert pages

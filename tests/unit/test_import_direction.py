@@ -31,7 +31,8 @@ ALLOWED: dict[str, set[str]] = {
     "stability": {"equations", "api", "adapters"},
     "data": {"files"},
     "engine": {"files", "fused", "torchrun"},
-    "bench": {"names", "controllers", "adapters", "api", "inspection", "engine", "experiment"},
+    "records": {"names", "files"},
+    "bench": {"names", "controllers", "adapters", "api", "inspection", "engine", "records"},
     "experiment": {
         "names",
         "equations",
@@ -46,8 +47,9 @@ ALLOWED: dict[str, set[str]] = {
         "engine",
         "files",
         "torchrun",
+        "records",
     },
-    "report": {"files", "names"},
+    "report": {"files", "names", "records"},
 }
 LEAVES = {"errors", "terminal", "validate"}  # anyone may import these
 FOREIGN = {"timm": {"adapters", "bench"}, "torchvision": {"adapters", "data"}}  # and who may import them

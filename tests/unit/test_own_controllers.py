@@ -16,8 +16,7 @@ from timestepper.experiment.build import controller_name
 from timestepper.experiment.load import as_dict, load
 from timestepper.experiment.sweep_plan import _alternatives
 from timestepper.models import CifarResNet
-from timestepper.report.groups import subject_of
-from timestepper.report.names import subject_name
+from timestepper.records.subject import subject_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "tutorials" / "controller.md"
 SHAPE = StageShape(3, 4, 10, 2)
@@ -118,8 +117,7 @@ def test_a_recipe_names_the_module_that_registers_it(tmp_path, monkeypatch):
         load("smoke/digits-lstm", ["controller.kind=mine", "controller.module=nowhere"])
     recipe = load("smoke/digits-lstm", ["controller.kind=mine(3, 4)", "controller.module=my_steps"])
     assert controller_name(recipe) == "mine(3, 4)"
-    assert subject_of(as_dict(recipe)) == "mine(3, 4)"
-    assert subject_name("mine(3, 4), start identity") == "mine 3, 4, start identity"
+    assert subject_of(as_dict(recipe)).label == "mine 3, 4"
 
 
 def test_a_sweep_does_not_split_options():
@@ -132,9 +130,9 @@ def test_a_sweep_does_not_split_options():
 
 def test_a_recipe_says_where_to_start():
     recipe = load("smoke/digits-lstm", ["controller.start=identity"])
-    assert subject_of(as_dict(recipe)) == "lstm, start identity"
-    assert subject_of(as_dict(load("smoke/digits-lstm", ["controller.start=0.1"]))) == "lstm, start 0.1"
-    assert subject_of(as_dict(load("smoke/digits-lstm"))) == "lstm"
+    assert subject_of(as_dict(recipe)).label == "lstm, start identity"
+    assert subject_of(as_dict(load("smoke/digits-lstm", ["controller.start=0.1"]))).label == "lstm, start 0.1"
+    assert subject_of(as_dict(load("smoke/digits-lstm"))).label == "lstm"
     for wrong in ("half", "0", "-1", "nan"):
         with pytest.raises(RecipeError, match=r"controller\.start must be paper, identity or a number"):
             load("smoke/digits-lstm", [f"controller.start={wrong}"])

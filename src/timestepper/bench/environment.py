@@ -4,11 +4,11 @@ import platform
 
 import torch
 
-from timestepper.experiment import record
+from timestepper import records
 
 
 def environment(device: torch.device, commit: str | None = None) -> dict[str, str]:
     """``commit`` is for a copy of the source that carries no history."""
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     cuda = torch.version.cuda or "none"
-    return {"card": card, "commit": commit or record.commit(), "cuda": cuda, **record.versions()}
+    return {"card": card, "commit": commit or records.commit(), "cuda": cuda, **records.versions()}

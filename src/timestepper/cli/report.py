@@ -7,6 +7,8 @@ import typer
 
 from timestepper.terminal import tell
 
+TITLE = "Learned time steps: the paper and what we measured"
+
 
 def report(
     results: Annotated[Path | None, typer.Option(help="folder of records; by default results")] = None,
@@ -17,35 +19,18 @@ def report(
     runs: Annotated[
         Path, typer.Option(help="folder of run directories; interrupted runs are named on the page")
     ] = Path("runs"),
-    title: Annotated[
-        str, typer.Option(help="title of the page")
-    ] = "Learned time steps: the paper and what we measured",
+    title: Annotated[str, typer.Option(help="title of the page")] = TITLE,
 ) -> None:
     """Write one self-contained HTML page and the same tables as Markdown from the records in RESULTS."""
-    from timestepper import report as reports
     from timestepper.cli import gather
-    from timestepper.errors import RunDirectoryError
-    from timestepper.experiment.reproduce import contents, plan
-    from timestepper.experiment.sets import open_sets
-    from timestepper.files import prepare_file
-    from timestepper.report.claims import FOLDER
-    from timestepper.report.groups import repeated
 
-    if out.is_dir() or out.suffix == ".md":
-        raise RunDirectoryError(f"--out {out}: name the page, such as report.html; its tables go beside it as .md")
-    gather.check_folders({"--results": results, "--claims": claims})
-    results = results or Path("results")
-    gather.check_results(results)
-    tables = out.with_suffix(".md")
-    for path in (out, tables):  # neither is written where the other cannot be
-        prepare_file(path)
-    found_claims, problems = reports.load_claims(claims or FOLDER)
-    records, damaged = reports.load_records(results)
-    wanted = [item for item in open_sets("everything") if item.sets != ("demo",)]  # no part of the study, and no GPU's
-    steps = plan(wanted, contents(record.path for record in records), runs)
-    problems += damaged
-    none = [] if records else [f"{results} holds no sound record; timestepper reproduce NAME makes them"]
-    gather.warn(problems + repeated(records) + none)  # the page finds the repeated ones itself
-    computed, pending = gather.compute(found_claims), gather.pending(steps, found_claims)
-    reports.write_page(records, found_claims, out, tables, title, problems=problems, computed=computed, pending=pending)
-    tell(f"{len(records)} records from {results}: {out} and {tables}")
+    folder = results or Path("results")
+    gather.check_page(out, "--out")
+    gather.check_given({"--results": results, "--claims": claims})
+    gather.check_results(folder)
+    found = gather.Collection(folder, runs, claims or gather.FOLDER)
+    found.warn()
+    if not found.records:
+        gather.warn([f"{folder} holds no sound record; timestepper reproduce NAME makes them"])
+    found.write(out, title)
+    tell(f"{len(found.records)} records from {folder}: {out} and {out.with_suffix('.md')}")

@@ -100,11 +100,11 @@ def _without_record(entries: "list[Entry]", results: Path | None) -> list[int]:
     """Which of the runs have no sound record yet."""
     if results is None or not results.is_dir():
         return list(range(len(entries)))
-    from timestepper import report
     from timestepper.cli import gather
     from timestepper.experiment.sets import identity
+    from timestepper.records import load_records
 
-    records, problems = report.load_records(results)
+    records, problems = load_records(results)
     gather.warn(problems)
     recorded = {identity(record.recipe) for record in records}
     left = [number for number, entry in enumerate(entries) if entry.identity not in recorded]

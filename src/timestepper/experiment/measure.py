@@ -8,11 +8,12 @@ from typing import Any
 
 from torch import nn
 
+from timestepper import records
 from timestepper.api import is_attached, step_sizes
 from timestepper.engine.distributed import Group
 from timestepper.engine.runtime import Runtime, choose_device
 from timestepper.errors import RecordError
-from timestepper.experiment import build, record
+from timestepper.experiment import build
 from timestepper.experiment.finish import Trained, restore
 from timestepper.files import with_checksum
 from timestepper.stability import measured_growth, open_chain, proposition_1, robustness
@@ -25,7 +26,7 @@ STABILITY_IMAGES = 32
 
 def complete(run: Path, results: Path, wanted: Iterable[str]) -> dict[str, Any]:
     """Add what is missing to the record of a finished run; its file in the results is replaced as a whole."""
-    content = record.read(run)
+    content = records.read(run)
     missing = [name for name in wanted if name not in content]
     if missing:
         trained = restore(run)
@@ -35,8 +36,8 @@ def complete(run: Path, results: Path, wanted: Iterable[str]) -> dict[str, Any]:
         if odd := [name for name, table in found.items() if not _finite(table)]:  # no report would read it with them
             raise RecordError(f"{run}: {', '.join(odd)} came out as NaN or infinity; its record leaves it out")
         content = with_checksum(content | found)
-        record.write(content, run / record.RECORD)
-    record.write(content, results / record.file_name(content))
+        records.write(content, run)
+    records.publish(run, results)
     return content
 
 

@@ -1,18 +1,18 @@
 """Bring sets of runs to their end: train what has no record, go on with what was interrupted, skip what is done."""
 
-import json
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from timestepper import records
 from timestepper.engine.rundir import is_here, read_status
 from timestepper.engine.signals import Signals
 from timestepper.errors import DataError, RecordError, TimestepperError
-from timestepper.experiment import record
 from timestepper.experiment.sets import Wanted, identity
 from timestepper.experiment.sweep_plan import Entry, by_the_clock
+from timestepper.records.record import Record
 from timestepper.terminal import complain, tell
 
 if TYPE_CHECKING:
@@ -44,22 +44,22 @@ class Step:
         return self.state in (FINISHED, *_TO_TRAIN)
 
 
-def plan(wanted: Iterable[Wanted], records: Sequence[Mapping[str, Any]], runs: Path) -> list[Step]:
-    """Where each run stands. ``records`` are the contents of sound result files."""
-    by_identity = {identity(content["recipe"]): content for content in records}
+def plan(wanted: Iterable[Wanted], known: Sequence[Record], runs: Path) -> list[Step]:
+    """Where each run stands, where some have records already."""
+    by_identity = {identity(record.recipe): record for record in known}
     steps = []
     for item in wanted:
         run = runs / item.folder
-        content = by_identity.get(item.identity)
-        hours = _expected(item, records)
-        finished = (run / record.RECORD).exists()
-        if content is not None and all(name in content for name in item.measures):
+        record = by_identity.get(item.identity)
+        lacking = [name for name in item.measures if record and getattr(record, name) is None]
+        hours = _expected(item, known)
+        finished = (run / records.RECORD).exists()
+        if record and not lacking:
             steps.append(Step(item, DONE, run, 0.0))
         elif finished and not _is_foreign(item, run):
             steps.append(Step(item, FINISHED, run, 0.0))
-        elif content is not None:
-            lacking = ", ".join(name for name in item.measures if name not in content)
-            steps.append(Step(item, UNMEASURED, run, 0.0, lacking))
+        elif record:
+            steps.append(Step(item, UNMEASURED, run, 0.0, ", ".join(lacking)))
         elif finished:
             steps.append(Step(item, OCCUPIED, run, hours))
         elif (status := read_status(run)) is not None:
@@ -81,7 +81,7 @@ def _share(status: Mapping[str, Any]) -> float:
 def _is_foreign(wanted: Wanted, run: Path) -> bool:
     """Whether a run directory holds the record of another run; one that cannot be read is named when it is used."""
     try:
-        recipe = record.read(run).get("recipe")
+        recipe = records.read(run).get("recipe")
     except RecordError:
         return False
     return not isinstance(recipe, dict) or identity(recipe) != wanted.identity
@@ -123,7 +123,7 @@ def bring_to_end(
     for number, step in enumerate(steps, 1):
         if step.state == DONE or trouble.concerns(step):
             continue
-        trained = step.state in _TO_TRAIN and (step.run / record.RECORD).exists()  # just now, beside others
+        trained = step.state in _TO_TRAIN and (step.run / records.RECORD).exists()  # just now, beside others
         state = FINISHED if trained else f"{step.state} {step.progress}".rstrip()
         tell(f"[{number}/{len(steps)}] {step.run.name}: {state}")
         try:
@@ -199,10 +199,10 @@ def _finish(step: Step, results: Path) -> int:
         return 0
     if step.state == OCCUPIED:
         raise RecordError(
-            f"{step.run / record.RECORD}: the record of a run with other settings; move {step.run} away and run the "
+            f"{step.run / records.RECORD}: the record of a run with other settings; move {step.run} away and run the "
             "same command again"
         )
-    if not (step.run / record.RECORD).exists():
+    if not (step.run / records.RECORD).exists():
         code = start(step.wanted.recipe, name=step.wanted.name, run_dir=step.run)
         if code:
             return code
@@ -219,26 +219,17 @@ def _finish(step: Step, results: Path) -> int:
     return 0
 
 
-def _expected(wanted: Wanted, records: Sequence[Mapping[str, Any]]) -> float:
+def _expected(wanted: Wanted, known: Sequence[Record]) -> float:
     """Hours of one run: per epoch what the fastest such run on a GPU took, else the number of the set's file.
 
     The fastest, because most share their GPU with others, as many as the sweep that trained them had jobs.
     """
-    recipe = wanted.recipe
+    data, model = wanted.recipe.data, wanted.recipe.model.name
+    like = (model, data.name, data.batch_size)
     alike = [
-        content
-        for content in records
-        if content["recipe"]["model"]["name"] == recipe.model.name
-        and content["recipe"]["data"]["name"] == recipe.data.name
-        and content["recipe"]["data"]["batch_size"] == recipe.data.batch_size
-        and not content["device"].startswith("CPU")
+        (record.gpu_seconds or record.wall_seconds) / len(record.loss)
+        for record in known
+        if (record.recipe["model"]["name"], record.recipe["data"]["name"], record.recipe["data"]["batch_size"]) == like
+        and not record.device.startswith("CPU")
     ]
-    if not alike:
-        return wanted.hours
-    per_epoch = min(content["wall_seconds"] / content["recipe"]["run"]["epochs"] for content in alike)
-    return per_epoch * recipe.run.epochs / 3600
-
-
-def contents(paths: Iterable[str]) -> list[dict[str, Any]]:
-    """The contents of result files that a reader has found sound."""
-    return [json.loads(Path(path).read_text()) for path in paths]
+    return min(alike) * wanted.recipe.run.epochs / 3600 if alike else wanted.hours

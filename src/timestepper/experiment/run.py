@@ -9,21 +9,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from timestepper import saving, torchrun
+from timestepper import records, saving, torchrun
 from timestepper.engine import distributed
 from timestepper.engine.checkpoint import check_fit
 from timestepper.engine.distributed import Group
 from timestepper.engine.journal import FolderJournal, Journal
 from timestepper.engine.loop import Interrupted, Training
+from timestepper.engine.metrics import read_lines
 from timestepper.engine.optimiser import momentum_of
 from timestepper.engine.progress import Display
-from timestepper.engine.rundir import RunDirectory
+from timestepper.engine.rundir import TIMING, RunDirectory
 from timestepper.engine.runtime import choose_device
 from timestepper.engine.schedule import Schedule
 from timestepper.engine.signals import Signals
 from timestepper.errors import DistributedError, LoaderError, TimestepperError
-from timestepper.experiment import build, finish, record
-from timestepper.experiment.load import dump
+from timestepper.experiment import build, finish
+from timestepper.experiment.load import as_dict, dump
 from timestepper.experiment.resume import reconcile
 from timestepper.experiment.schema import Recipe
 
@@ -134,7 +135,7 @@ class Session:
             epochs=schedule.epochs,
             display=self.display,
             tensorboard=self.recipe.run.tensorboard,
-            stamp={"commit": record.commit()},
+            stamp={"commit": records.commit()},
         )
         state = journal.find()
         if state is not None:
@@ -166,10 +167,10 @@ class Session:
         epochs = finish.epochs_of(run)
         final = {"train": epochs[-1]["train"], "best": trained.state["best"]}
         final |= finish.evaluate(trained, self.runtime, self._poll)
-        made = record.make(
-            self.recipe,
+        made = records.make(
+            as_dict(self.recipe),
             name=self.request.name,
-            run=run,
+            times=list(read_lines(run / TIMING)),
             data_sha256=self.data.sha256,
             device=device_name(self.device),
             epochs=epochs,
@@ -177,9 +178,9 @@ class Session:
             step_sizes=finish.final_step_sizes(trained.model),
             world=self.group.world,
         )
-        record.write(made, run / record.RECORD)
+        records.write(made, run)
         if self.request.results is not None:
-            record.write(made, self.request.results / record.file_name(made))
+            records.publish(run, self.request.results)
         self._journal.status("finished", self.step, test_error=final["test"]["error"])
         return final
 

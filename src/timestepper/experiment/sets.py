@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from timestepper import validate
+from timestepper import records, validate
 from timestepper.errors import RecipeError, UnknownNameError
-from timestepper.experiment import record
 from timestepper.experiment.load import FOLDERS, as_dict, is_set, load, sections
 from timestepper.experiment.schema import Recipe
 from timestepper.validate import Source, limited
@@ -59,7 +58,7 @@ class Wanted:
         """The name of its run directory, the same whatever the free settings."""
         settings = json.loads(self.identity)
         settings["run"].pop("seed", None)  # stands at the end of the name
-        return record.label(self.name, as_dict(self.recipe), self.recipe.run.seed, settings)
+        return records.label(self.name, as_dict(self.recipe), self.recipe.run.seed, settings)
 
 
 def names() -> dict[str, Path]:

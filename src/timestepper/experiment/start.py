@@ -4,11 +4,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from timestepper import torchrun
+from timestepper import records, torchrun
 from timestepper.engine.rundir import RECIPE, RunDirectory, read_status
 from timestepper.engine.signals import Signals
 from timestepper.errors import RunDirectoryError, TimestepperError
-from timestepper.experiment import record
 from timestepper.experiment.load import differences, loads
 from timestepper.experiment.schema import Recipe
 from timestepper.files import make_folder
@@ -26,7 +25,7 @@ def start(recipe: Recipe, *, name: str, run_dir: Path | None, results: Path | No
             make_folder(results)
         if is_finished(recipe, path):
             if results is not None:
-                record.publish(path, results)
+                records.publish(path, results)
             tell(f"{path} is finished; nothing to do (timestepper evaluate {path} shows its errors)")
             return 0
         if torchrun.rank() == 0:
@@ -60,7 +59,7 @@ def _run(recipe: Recipe, name: str, folder: RunDirectory | None, signals: Signal
 
 def is_finished(recipe: Recipe, path: Path) -> bool:
     """Whether a run directory holds this very recipe, trained to its end, and its record."""
-    if (read_status(path) or {}).get("state") != "finished" or not (path / record.RECORD).exists():
+    if (read_status(path) or {}).get("state") != "finished" or not (path / records.RECORD).exists():
         return False
     try:
         return not differences(loads((path / RECIPE).read_text(), str(path / RECIPE)), recipe)

@@ -19,13 +19,14 @@ from typing import Any
 
 import torch
 
+from timestepper import records
 from timestepper.data import ArrayImages, Dataset
 from timestepper.engine.loop import Interrupted, Training
 from timestepper.engine.rundir import RunDirectory
 from timestepper.engine.runtime import Runtime, choose_device
 from timestepper.engine.signals import Signals
 from timestepper.errors import TimestepperError, first_line
-from timestepper.experiment import build, record
+from timestepper.experiment import build
 from timestepper.experiment.run import Request, Session
 from timestepper.experiment.schema import Recipe
 from timestepper.experiment.start import is_finished
@@ -118,7 +119,7 @@ class Turns:
         entry, options = self.entry, self._options
         if is_finished(entry.recipe, entry.path):
             if options.results is not None:
-                record.publish(entry.path, options.results)
+                records.publish(entry.path, options.results)
             self.outcome, self.message = "already finished", "nothing to do"
             return
         self.outcome = self.display.state = "running"

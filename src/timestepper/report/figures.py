@@ -4,17 +4,22 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
+from typing import Any
 
+from timestepper.records.record import Record, Stability
+from timestepper.records.subject import PLAIN, Subject
 from timestepper.report import quantities, svg
-from timestepper.report.compare import by_task, differences, plain_of, same_start_of
-from timestepper.report.groups import Group, Task, condition_labels
-from timestepper.report.names import data_name, subject_name
-from timestepper.report.records import Record
-from timestepper.report.statistics import Estimate, mean_of, signed
+from timestepper.report.groups import Arm, Label, Task, by_task, condition_labels, differences, plain_of, same_start_of
+from timestepper.report.names import data_name
+from timestepper.report.quantities import Curve
+from timestepper.report.statistics import Estimate, signed
 
-Curve = list[tuple[float, float]]
 _FAR = 4  # times the middle of all bars
+_COLUMNS = 48  # of a heat map over training
+_FLOAT = 690.0  # natural logarithm of about 10^300
+_LSTM = Subject("lstm")
 
 
 @dataclass(frozen=True)
@@ -33,29 +38,39 @@ class Figure:
     name: str
     title: str
     caption: str
-    panels: tuple[Panel, ...]
+    panels: Sequence[Panel]
     legend: tuple[tuple[str, str], ...] = (("plain", "plain"), ("stepped", "the network that the panel names"))
 
+    @property
+    def groups(self) -> list[tuple[str, list[Panel]]]:
+        return [(name, list(panels)) for name, panels in itertools.groupby(self.panels, lambda panel: panel.group)]
 
-def comparison(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure | None:
+
+def idea() -> Figure:
+    """What it is all about."""
+    drawing = (Path(__file__).parent / "idea.svg").read_text(encoding="utf-8")
+    caption = (
+        "A residual block is one Euler step of size 1 of a differential equation. Here every block has a step size of "
+        "its own, dt, one number per channel between 0 and 1. A small LSTM runs over the depth of each stage and gives "
+        "the step sizes. It is trained with the network and folded away afterwards: what remains is the plain network."
+    )
+    panel = Panel("", "", drawing.replace(' xmlns="http://www.w3.org/2000/svg"', ""))
+    return Figure("idea-figure", "A block takes a step, and the network learns how far", caption, [panel], legend=())
+
+
+def comparison(arms: Sequence[Arm], label: Label) -> Figure:
     """Differences to the plain network with their intervals, a panel per task and base, all on the same axis."""
-    found: list[tuple[str, list[tuple[Group, Estimate]]]] = []
-    for task, bundle in sorted(by_task(groups).items(), key=lambda item: -len(item[1])):
+    found: list[tuple[str, list[tuple[Arm, Estimate]]]] = []
+    for task, bundle in sorted(by_task(arms).items(), key=lambda item: -len(item[1])):
         bases = {"plain": plain_of(bundle), "plain that starts at half steps": same_start_of(bundle)}
         for name, base in bases.items():
             known = [pair for pair in differences(bundle, base) if pair[1].known] if base else []
             if known:
                 found.append((f"Minus {name}: {label(task)}", known))
-    if not found:
-        return None
-    intervals = [apart for _, pairs in found for _, apart in pairs]
-    span = _axis([(a.low, a.high) for a in intervals if a.low is not None and a.high is not None])
+    span = _axis([apart.interval() for _, pairs in found for _, apart in pairs])
     panels = []
     for heading, pairs in found:
-        rows = [
-            (f"{subject_name(group.subject)}: {signed(apart.mean)} {apart.bounds()}", apart.mean, apart.low, apart.high)
-            for group, apart in pairs
-        ]
+        rows = [(f"{arm.subject.label}: {signed(a.mean)} {a.bounds()}", a.mean, a.interval()) for arm, a in pairs]
         said = "; ".join(row[0] for row in rows)
         drawing = svg.forest(rows, span, "percentage points; left of 0 is better", f"Test error. {heading}", said)
         panels.append(Panel("", heading, drawing))
@@ -65,76 +80,72 @@ def comparison(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure 
         "mean there. A controller "
         "starts with half steps, so the plain network whose blocks start at half their size is the fair one to beat."
     )
-    return Figure("comparison", "Who is better than the plain network?", caption, tuple(panels), ())
+    return Figure("comparison", "Who is better than the plain network?", caption, panels, ())
 
 
 def _axis(bars: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """From end to end of all bars and zero, but for bars far beyond the others, which would leave these no room."""
     reach = [max(abs(low), abs(high)) for low, high in bars]
-    most = _FAR * median(reach)
+    most = _FAR * median(reach or [0.0])
     ends = [end for bar, far in zip(bars, reach, strict=True) if far <= most for end in bar]
-    return min(0.0, *ends), max(0.0, *ends)
+    return min([0.0, *ends]), max([0.0, *ends])
 
 
-def learning_curves(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure | None:
+def learning_curves(arms: Sequence[Arm], label: Label) -> Figure:
     """Test error and training loss over epochs: plain against one other subject in each panel."""
     caption = (
         "Lines are means over seeds, shades run from the best to the worst seed. The vertical axes are logarithmic. "
         "The training loss is that of a whole epoch, with augmentation; tables report the test error of the last epoch."
     )
     measures = ((quantities.error_curve, "test error, %"), (quantities.loss_curve, "training loss"))
-    panels = _duels(groups, label, measures, "epoch", log_y=True)
-    return Figure("curves", "Learning curves", caption, panels) if panels else None
+    panels = _duels(arms, label, measures, "epoch", log_y=True)
+    return Figure("curves", "Learning curves", caption, panels)
 
 
-def noise(groups: Sequence[Group], label: Callable[[Task], str]) -> Figure | None:
+def noise(arms: Sequence[Arm], label: Label) -> Figure:
     """Test error and loss over the standard deviation of the input noise."""
     measures = (
         (lambda record: quantities.noise_curve(record, "error"), "test error, %"),
         (lambda record: quantities.noise_curve(record, "loss"), "test loss"),
     )
-    panels = _duels(groups, label, measures, "standard deviation of noise")
     caption = (
         "Gaussian noise added to the normalised test images; every point averages several draws. Lines are means over "
         "seeds, shades run from the best to the worst seed."
     )
-    return Figure("noise", "Accuracy and loss under noise", caption, panels) if panels else None
+    panels = _duels(arms, label, measures, "standard deviation of noise")
+    return Figure("noise", "Accuracy and loss under noise", caption, panels)
 
 
 def _duels(
-    groups: Sequence[Group],
-    label: Callable[[Task], str],
+    arms: Sequence[Arm],
+    label: Label,
     measures: Sequence[tuple[Callable[[Record], Curve], str]],
     x_label: str,
     log_y: bool = False,
-) -> tuple[Panel, ...]:
-    """One panel per group that is not plain, with the plain one beside it, all of a task on the same axes.
+) -> list[Panel]:
+    """One panel per arm that is not plain, with the plain one beside it, all of a task on the same axes.
 
     All measures of a task follow each other before the next task comes.
     """
     panels = []
-    tasks = by_task(groups).items()
-    for (task, bundle), (curve, y_label) in itertools.product(tasks, measures):
-        curves = {group.subject: [c for c in map(curve, group.runs.values()) if len(c) > 1] for group in bundle}
+    for (task, bundle), (curve, y_label) in itertools.product(by_task(arms).items(), measures):
+        curves = {arm.subject: [c for c in map(curve, arm.runs.values()) if len(c) > 1] for arm in bundle}
         curves = {subject: found for subject, found in curves.items() if found}
         points = [point for found in curves.values() for line in found for point in line]
         if not points:
             continue
-        x = (min(x for x, _ in points), max(x for x, _ in points))
-        y = _heights([y for _, y in points], log_y)
-        others = [subject for subject in curves if subject != "plain"] or [""]
+        places = [x for x, _ in points]
+        span, heights = (min(places), max(places)), _heights([y for _, y in points], log_y)
+        what = y_label.partition(",")[0]
+        others = [subject for subject in curves if subject != PLAIN] or [PLAIN]
         for subject in others:
-            plot = svg.Plot(x, y, x_label, y_label, log_y=log_y)
-            text = []
-            for name, css in (("plain", "plain"), (subject, "stepped")):
-                if name in curves:
-                    text.append(draw(plot, curves[name], css, subject_name(name)))
-            heading = subject_name(subject) if subject else "plain"
-            title = f"{y_label} over {x_label}, {label(task)}: {heading}"
-            shown = f"{heading}: {y_label.partition(',')[0]}"
-            group = f"{label(task)}: {y_label.partition(',')[0]}" if len(others) > 1 else label(task)
-            panels.append(Panel(group, shown, plot.svg(title, "; ".join(text))))
-    return tuple(panels)
+            plot = svg.Plot(span, heights, x_label, y_label, log_y=log_y)
+            series = {PLAIN: "plain"} | ({} if subject == PLAIN else {subject: "stepped"})
+            text = [draw(plot, curves[of], css, of.label) for of, css in series.items() if of in curves]
+            title = f"{y_label} over {x_label}, {label(task)}: {subject.label}"
+            group = f"{label(task)}: {what}" if len(others) > 1 else label(task)
+            panels.append(Panel(group, f"{subject.label}: {what}", plot.svg(title, "; ".join(text))))
+    return panels
 
 
 def _heights(values: Sequence[float], log: bool) -> tuple[float, float]:
@@ -145,10 +156,10 @@ def _heights(values: Sequence[float], log: bool) -> tuple[float, float]:
 
 def draw(plot: svg.Plot, curves: list[Curve], css: str, name: str) -> str:
     """A mean line in its range; says in words where it starts and ends, or that the seeds share no point to draw."""
-    shared = [x for x, _ in curves[0] if all(any(other == x for other, _ in curve) for curve in curves)]
-    if not shared:
+    tables = [dict(curve) for curve in curves]
+    values = {x: [table[x] for table in tables] for x in tables[0] if all(x in table for table in tables)}
+    if not values:
         return f"{name}: no point that all seeds have"
-    values = {x: [dict(curve)[x] for curve in curves] for x in shared}
     mean = [(x, math.fsum(v) / len(v)) for x, v in values.items()]
     if len(curves) > 1:
         plot.band([(x, min(v)) for x, v in values.items()], [(x, max(v)) for x, v in values.items()], css)
@@ -156,36 +167,155 @@ def draw(plot: svg.Plot, curves: list[Curve], css: str, name: str) -> str:
     return f"{name} from {mean[0][1]:.3g} at {mean[0][0]:g} to {mean[-1][1]:.3g} at {mean[-1][0]:g}"
 
 
-def depth(groups: Sequence[Group], how: Callable[[Task, str], str]) -> Figure | None:
+def depth(arms: Sequence[Arm], how: Callable[[Task, str], str]) -> Figure:
     """Test error over depth, plain and with the paper's controller; only where two depths or more were run.
 
     A panel holds the runs whose conditions agree in everything but the network: a depth that was also run with
     another precision must not lend its point to the others.
     """
-    sets: dict[Task, list[Group]] = {}
-    for group in groups:
-        if group.task.model.startswith("cifar/resnet") and group.subject in ("plain", "lstm"):
-            sets.setdefault(replace(group.task, model=""), []).append(group)
+    sets: dict[Task, list[Arm]] = {}
+    for arm in arms:
+        if arm.task.model.startswith("cifar/resnet") and arm.subject in (PLAIN, _LSTM):
+            sets.setdefault(replace(arm.task, model=""), []).append(arm)
     extras = condition_labels(task for task, found in sets.items() for _ in found)
     panels = []
     for task, found in sets.items():
-        data, conditions = task.data, how(task, extras[task])
-        depths = sorted({group.task.depth or 0 for group in found})
+        depths = sorted({arm.task.depth for arm in found})
         if len(depths) < 2:
             continue
-        means = {(g.subject, g.task.depth or 0): mean_of(g.values(quantities.test_error).values()) for g in found}
-        ends = [value for i in means.values() for value in (i.mean, i.low, i.high) if value is not None]
-        span = (float(depths[0]), float(depths[-1]))
-        plot = svg.Plot(span, (min(ends), max(ends)), "depth", "test error, %", log_x=True)
+        means = {(arm.subject, arm.task.depth): arm.error for arm in found}
+        ends = [value for mean in means.values() for value in (mean.mean, *(mean.ends or ()))]
+        plot = svg.Plot((depths[0], depths[-1]), (min(ends), max(ends)), "depth", "test error, %", log_x=True)
         text = []
-        for subject, css, aside in (("plain", "plain", 0.985), ("lstm", "stepped", 1.015)):  # bars must not hide bars
+        for subject, css, aside in ((PLAIN, "plain", 0.985), (_LSTM, "stepped", 1.015)):  # bars must not hide bars
             line = [(d, means[subject, d]) for d in depths if (subject, d) in means]
             plot.line([(d * aside, i.mean) for d, i in line], css)
             for d, i in line:
-                plot.dot((d * aside, i.mean), css, i.low, i.high)
-            text.append(f"{subject}: " + ", ".join(f"{i.mean:.2f} at depth {d}" for d, i in line))
-        title = f"Test error over depth, {data_name(data)}, {conditions}"
-        panels.append(Panel("", f"{data_name(data)}, {conditions}", plot.svg(title, "; ".join(text), x_ticks=depths)))
+                plot.dot((d * aside, i.mean), css, i.ends)
+            text.append(f"{subject.label}: " + ", ".join(f"{i.mean:.2f} at depth {d}" for d, i in line))
+        heading = f"{data_name(task.data)}, {how(task, extras[task])}"
+        drawing = plot.svg(f"Test error over depth, {heading}", "; ".join(text), x_ticks=depths)
+        panels.append(Panel("", heading, drawing))
     caption = "Test error of the last epoch over depth, with 95% intervals of the mean. The depth axis is logarithmic."
     legend = (("plain", "plain"), ("stepped", "lstm"))
-    return Figure("depth", "Error over depth", caption, tuple(panels), legend) if panels else None
+    return Figure("depth", "Error over depth", caption, panels, legend)
+
+
+# -- inside ------------------------------------------------------------------------------------------------------------
+
+
+def step_sizes(arms: Sequence[Arm], label: Label) -> Figure:
+    """Step sizes over depth (down) and training (across), the first seed of each arm that learns them."""
+    panels = []
+    for arm in arms:
+        seed, record = next(iter(arm.runs.items()))
+        if not record.steps or arm.subject.kind == "fixed":
+            continue
+        columns = thinned(len(record.loss))
+        rows, names, ends = [], [], []
+        for (stage, found), last in zip(record.steps.items(), quantities.steps_by_stage(record), strict=True):
+            rows += [[found[column][block] for column in columns] for block in range(len(last))]
+            names += [stage] + [""] * (len(last) - 1)
+            ends.append(f"step_sizes/{stage}: {last[0]:.2f} to {last[-1]:.2f}")
+        heading = f"{arm.subject.label}, {label(arm.task)}, seed {seed}"
+        text = "Final step sizes from the first to the last block: " + "; ".join(ends)
+        epochs = ("1", str(len(record.loss)))
+        drawing = svg.heat_map(rows, names, "epoch", epochs, f"Step sizes over training, {heading}", text)
+        panels.append(Panel("", heading, drawing))
+    caption = (
+        "Each row is a block, first block on top, stages named at their first block; each column an epoch. The colour "
+        "runs from empty (step size 0) to full (1); learned step sizes start near 0.5. Averaged over channels."
+    )
+    legend = (("heat0", "0"), ("heat50", "0.5"), ("heat100", "1"))
+    return Figure("steps", "Step sizes over depth and training", caption, panels, legend)
+
+
+def thinned(count: int) -> list[int]:
+    """At most so many epochs, the first and the last among them."""
+    if count <= _COLUMNS:
+        return list(range(count))
+    return [round(number * (count - 1) / (_COLUMNS - 1)) for number in range(_COLUMNS)]
+
+
+def final_steps(arms: Sequence[Arm], label: Label) -> Figure:
+    """Final step sizes over depth: mean over seeds with their range."""
+    panels = []
+    for arm in arms:
+        profiles = [[dt for stage in quantities.steps_by_stage(r) for dt in stage] for r in arm.runs.values()]
+        if len(profiles[0]) < 2 or arm.subject.kind == "fixed":
+            continue
+        plot = svg.Plot((1, len(profiles[0])), (0, 1), "block", "step size")
+        text = draw(plot, [list(enumerate(profile, 1)) for profile in profiles], "stepped", "step size")
+        heading = f"{arm.subject.label}, {label(arm.task)}"
+        panels.append(Panel("", heading, plot.svg(f"Final step sizes, {heading}", text)))
+    caption = "Final step sizes over all blocks, averaged over channels. Lines are means over seeds, shades the range."
+    return Figure("final-steps", "Final step sizes", caption, panels, (("stepped", "step size"),))
+
+
+def stability(arms: Sequence[Arm], label: Label) -> Figure:
+    """The bound of Proposition 1 and measured growth, block by block, with the step sizes; a task has one axis."""
+    panels, logs = [], []
+    for task, bundle in by_task(arms).items():
+        first = {
+            arm.subject: [(seed, r.stability) for seed, r in arm.runs.items() if r.stability][:1] for arm in bundle
+        }
+        drawn = [(subject, seed, found, _lines(found)) for subject, runs in first.items() for seed, found in runs]
+        values = [value for *_, lines in drawn for line in lines for value in line if value > 0]
+        for subject, seed, found, lines in drawn:
+            plot = svg.Plot((1, len(found.log_bound)), (min(values), max(values)), "block", "factor", log_y=True)
+            for line, css in zip(lines, ("plain", "stepped", "quiet"), strict=True):
+                if line:
+                    plot.line(list(enumerate(line, 1)), css)
+            heading = f"{subject.label}, seed {seed}"
+            text = f"Bound {_in_words(found.log_bound)}, measured growth {_in_words(_largest(found))}"
+            title = f"Stability bound and measured growth, {label(task)}: {heading}"
+            panels.append(Panel(label(task), heading, plot.svg(title, text)))
+            logs += [*found.log_bound, *_largest(found)]
+    cut = " A factor beyond 10^300 is drawn there." if any(abs(log) > _FLOAT for log in logs) else ""
+    caption = (
+        "Per block: the factor of Proposition 1 with the real operators, the largest measured growth of a small "
+        "perturbation, and the mean step size. Norms are power iteration's, from below, until ten rounds add less "
+        f"than 0.01 %; the measured growth can never exceed the bound with the exact ones.{cut}"
+    )
+    legend = (("plain", "bound"), ("stepped", "measured growth"), ("quiet", "step size"))
+    return Figure("stability", "Bound and measured growth", caption, panels, legend)
+
+
+def _lines(found: Stability) -> tuple[list[float], list[float], list[float]]:
+    """Bound, largest measured growth and step size of every block; what no float holds is drawn at the edge of it."""
+    bound, largest = (
+        [math.exp(min(max(log, -_FLOAT), _FLOAT)) for log in logs] for logs in (found.log_bound, _largest(found))
+    )
+    return bound, largest, list(found.step_sizes)
+
+
+def _largest(found: Stability) -> list[float]:
+    """The logarithm of the largest growth that any search found, block by block."""
+    return [max(logs) for logs in zip(*found.log_growth.values(), strict=True)]
+
+
+def _in_words(logs: Sequence[float]) -> str:
+    """The smallest and the largest factor: ``0.97 to 1.84``, as powers of ten where they are large."""
+    ends = (min(logs), max(logs))
+    return " to ".join(
+        f"{math.exp(log):.2f}" if log < math.log(1e6) else f"10^{log / math.log(10):.0f}" for log in ends
+    )
+
+
+def initial_value_problem(solutions: dict[str, Any] | None) -> Figure:
+    """Figure 1: two fixed steps and the adaptive method on y' = -4y."""
+    panels = []
+    solutions = solutions or {}
+    for found in (solutions[key] for key in ("large", "small", "rkf") if key in solutions):
+        exact, points = (list(zip(of["times"], of["values"], strict=True)) for of in (solutions["exact"], found))
+        ends = [value for _, value in points + exact]
+        plot = svg.Plot((0, max(found["times"])), (min(ends), max(ends)), "t", "y")
+        plot.line(exact, "quiet")
+        plot.line(points, "stepped")
+        for point in points if len(points) < 40 else ():
+            plot.dot(point, "stepped")
+        text = f"{found['steps']} steps, largest error {found['error']:.2g}"
+        panels.append(Panel("", f"{found['label']}: {text}", plot.svg(f"y' = -4y, {found['label']}", text)))
+    caption = "y' = -4y, y(0) = 1. A large fixed step is unstable, a small one needs many steps, the adaptive one few."
+    legend = (("quiet", "exact"), ("stepped", "numerical"))
+    return Figure("fig1", "Figure 1: an initial value problem", caption, panels, legend)

@@ -1,27 +1,28 @@
-"""Records of one kind together: what was run, under which conditions, and how a reader calls it."""
+"""Runs that belong together: what was run, under which conditions, how a reader calls it, and what it differs from."""
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from timestepper.names import CONTROLLERS
-from timestepper.report.claims import Claims, Schedule
-from timestepper.report.names import PAPER_DATA, depth_of
-from timestepper.report.records import Record
+from timestepper.records.record import Record
+from timestepper.records.subject import HALF_START, PLAIN, Subject
+from timestepper.report import quantities
+from timestepper.report.claims import Claims
+from timestepper.report.names import PAPER_DATA, data_name, depth_of, model_name
+from timestepper.report.statistics import Estimate, difference, mean_of
 
-# Fields that say how a run was computed and watched, not what was learned.
-_FREE = {
-    "data": {"root", "download", "test_batch_size", "workers", "name"},
+# Settings that say how a run was computed and watched, not what was learned; and those that a task or a subject tells.
+FREE = {
+    "data": {"root", "download", "test_batch_size", "workers", "name", "batch_size"},
     "runtime": {"device", "compile", "cuda_graph", "channels_last", "fast_convolutions"},
     "run": {"seed", "log_steps", "evaluate_epochs", "checkpoint_steps", "checkpoint_epochs", "checkpoint_seconds"}
-    | {"tensorboard", "monitor"},
+    | {"tensorboard", "monitor", "epochs"},
     "model": {"name", "last_norm_init"},
 }
-_USUAL = {"reduction": (None,), "descriptor": ("mean",), "descriptor_gradient": (True,), "weight_decay": (None,)}
-_USUAL["start"] = ("paper",)
-_OFF = (None, False, "none", "")
+Measure = Callable[[Record], float | None]
+Label = Callable[["Task"], str]
 
 
 @dataclass(frozen=True)
@@ -35,61 +36,48 @@ class Task:
     conditions: str  # canonical JSON of all that is left
 
     @property
-    def depth(self) -> int | None:
+    def depth(self) -> int:
         return depth_of(self.model)
 
 
 @dataclass(frozen=True)
-class Group:
+class Arm:
     """The finished runs of one subject on one task, one per seed."""
 
     task: Task
-    subject: str
+    subject: Subject
     runs: dict[int, Record]
 
+    def mean(self, of: Measure) -> Estimate | None:
+        """Of a figure, over the runs that have it."""
+        found = [value for value in map(of, self.runs.values()) if value is not None]
+        return mean_of(found) if found else None
+
     @property
-    def plain(self) -> bool:
-        return self.subject == "plain"
-
-    def values(self, of: Callable[[Record], float | None]) -> dict[int, float]:
-        """A figure by seed, for the runs that have it."""
-        found = {seed: of(record) for seed, record in self.runs.items()}
-        return {seed: value for seed, value in found.items() if value is not None}
+    def error(self) -> Estimate:
+        return mean_of(map(quantities.test_error, self.runs.values()))
 
 
-def group(records: Iterable[Record]) -> list[Group]:
-    """Groups in a stable order: by data, model, longest training; plain first, then the paper's controller."""
-    found: dict[tuple[Task, str], dict[int, Record]] = defaultdict(dict)
+def group(records: Iterable[Record]) -> list[Arm]:
+    """Arms in a stable order: by data, model, longest training; plain first, then the paper's controller."""
+    found: dict[tuple[Task, Subject], dict[int, Record]] = defaultdict(dict)
     for record in records:
-        found[task_of(record), subject_of(record.recipe)].setdefault(record.seed, record)
-    groups = [Group(task, subject, dict(sorted(runs.items()))) for (task, subject), runs in found.items()]
-    return sorted(groups, key=_order)
+        found[task_of(record), record.subject].setdefault(record.seed, record)
+    return sorted((Arm(*key, dict(sorted(runs.items()))) for key, runs in found.items()), key=_order)
 
 
 def repeated(records: Iterable[Record]) -> list[str]:
     """A message for each record of a run that another record is of too; only the first of them counts."""
-    first: dict[tuple[Task, str, int], Record] = {}
-    messages = []
-    for record in records:
-        earlier = first.setdefault((task_of(record), subject_of(record.recipe), record.seed), record)
-        if earlier is not record:
-            messages.append(f"{record.path}: the same run as {earlier.path}; left out, remove one of them")
-    return messages
+    first: dict[tuple[Task, Subject, int], Record] = {}
+    pairs = [(record, first.setdefault((task_of(record), record.subject, record.seed), record)) for record in records]
+    again = ((record, other) for record, other in pairs if record is not other)
+    return [f"{record.path}: the same run as {other.path}; left out, remove one of them" for record, other in again]
 
 
-def _order(group: Group) -> tuple:
-    task, subjects = group.task, ("plain", *CONTROLLERS)
-    rank = subjects.index(group.subject) if group.subject in subjects else len(subjects)
-    return (
-        task.data,
-        task.model.rstrip("0123456789"),
-        task.depth or 0,
-        -task.epochs,
-        task.batch_size,
-        task.conditions,
-        rank,
-        group.subject,
-    )
+def _order(arm: Arm) -> tuple:
+    task = arm.task
+    network = (task.data, task.model.rstrip("0123456789"), task.depth)
+    return (*network, -task.epochs, task.batch_size, task.conditions, arm.subject.order)
 
 
 def task_of(record: Record) -> Task:
@@ -99,58 +87,39 @@ def task_of(record: Record) -> Task:
 
 def task_from(recipe: Mapping[str, Mapping[str, Any]], data_sha256: str = "") -> Task:
     """The conditions that a recipe asks for."""
-    rest = {
-        section: {name: value for name, value in table.items() if name not in _FREE.get(section, ())}
+    rest: dict[str, Any] = {
+        section: {name: value for name, value in table.items() if name not in FREE.get(section, ())}
         for section, table in recipe.items()
         if section != "controller"
     }
-    epochs, batch_size = rest["run"].pop("epochs"), rest["data"].pop("batch_size")
     conditions = json.dumps({**rest, "data_sha256": data_sha256}, sort_keys=True)
-    return Task(recipe["data"]["name"], recipe["model"]["name"], epochs, batch_size, conditions)
+    data, run = recipe["data"], recipe["run"]
+    return Task(data["name"], recipe["model"]["name"], run["epochs"], data["batch_size"], conditions)
 
 
-def subject_of(recipe: Mapping[str, Mapping[str, Any]]) -> str:
-    """What was put on the network, in the words of claims: ``plain``, ``lstm``, ``fixed(0.01)``, with any option."""
-    controller = recipe["controller"]
-    kind, value = controller["kind"], controller.get("value")
-    name = "plain" if kind == "none" else kind if value is None else f"{kind}({value:g})"
-    options = []
-    if (start := recipe["model"].get("last_norm_init")) not in (None, 1):  # 1 is what the paper's networks start with
-        options.append(f"last norm starts at {start:g}")
-    if kind != "none":
-        options += [
-            f"{key.replace('_', ' ')} {json.dumps(setting) if isinstance(setting, bool) else setting}"
-            for key, setting in controller.items()
-            if key not in ("kind", "value", "module") and setting not in _USUAL.get(key, _OFF)
-        ]
-    return ", ".join([name, *options])
+# -- in words ----------------------------------------------------------------------------------------------------------
 
 
 def schedule_label(task: Task, claims: Claims) -> tuple[str, bool]:
     """How long a task trains, in words, and whether that is the paper's schedule (or the paper has none)."""
     length = f"{task.epochs} epochs, batch {task.batch_size}"
-    for claim in claims.values():
-        for schedule in claim.schedule:
-            if schedule.data == task.data:
-                odd = _deviations(task, schedule)
-                if not odd and (schedule.epochs, schedule.batch_size) == (task.epochs, task.batch_size):
-                    return f"paper's schedule ({length})", True
-                word = "short" if task.epochs < schedule.epochs else "other"
-                return f"{word} schedule ({', '.join([length, *odd])})", False
-    if claims and task.data in PAPER_DATA:  # the claim file that has its schedule could not be read
-        return f"{length}, the paper's schedule is not known", False
-    return length, True
-
-
-def _deviations(task: Task, schedule: Schedule) -> list[str]:
-    """Settings that are not the paper's, whatever the length."""
+    schedules = (schedule for claim in claims.values() for schedule in claim.schedule)
+    paper = next((schedule for schedule in schedules if schedule.data == task.data), None)
+    if paper is None:
+        if claims and task.data in PAPER_DATA:  # the claim file that has its schedule could not be read
+            return f"{length}, the paper's schedule is not known", False
+        return length, True
     found = json.loads(task.conditions)
-    return [
+    odd = [
         _words(key, found[part][key])
-        for part, wanted in schedule.settings.items()
+        for part, wanted in paper.settings.items()
         for key, value in wanted.items()
-        if key in found.get(part, {}) and found[part][key] != value
+        if found.get(part, {}).get(key, value) != value
     ]
+    if not odd and (paper.epochs, paper.batch_size) == (task.epochs, task.batch_size):
+        return f"paper's schedule ({length})", True
+    word = "short" if task.epochs < paper.epochs else "other"
+    return f"{word} schedule ({', '.join([length, *odd])})", False
 
 
 def how(task: Task, claims: Claims, extra: str) -> str:
@@ -159,16 +128,19 @@ def how(task: Task, claims: Claims, extra: str) -> str:
     return ", ".join([schedule, *(part for part in extra.split(", ") if part and part not in schedule)])
 
 
+def label_of(arms: Iterable[Arm], claims: Claims) -> Label:
+    """What a reader needs to know of a task: network, data, schedule, and what else tells it from others."""
+    extras = condition_labels(arm.task for arm in arms)
+    return lambda task: f"{model_name(task.model)}, {data_name(task.data)}, {how(task, claims, extras.get(task, ''))}"
+
+
 def condition_labels(tasks: Iterable[Task]) -> dict[Task, str]:
     """What tells a task from the one that most runs share, where data, model and length agree: ``precision bf16``."""
     alike: dict[tuple, Counter[Task]] = defaultdict(Counter)
     for task in tasks:
         alike[task.data, task.model, task.epochs, task.batch_size][task] += 1
-    labels: dict[Task, str] = {}
-    for same in alike.values():
-        usual = same.most_common(1)[0][0]
-        labels |= {task: conditions_apart(task, usual) for task in same}
-    return labels
+    usual = {task: same.most_common(1)[0][0] for same in alike.values() for task in same}
+    return {task: conditions_apart(task, other) for task, other in usual.items()}
 
 
 def conditions_apart(task: Task, usual: Task) -> str:
@@ -178,15 +150,38 @@ def conditions_apart(task: Task, usual: Task) -> str:
 
 
 def _words(key: str, value: Any) -> str:
-    return f"{key.rpartition('.')[2].replace('_', ' ')} {_short(value)}"
+    short = value[:8] if isinstance(value, str) and len(value) == 64 else json.dumps(value).strip('"')
+    return f"{key.rpartition('.')[2].replace('_', ' ')} {short}"
 
 
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(table: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    for section, of in table.items():
+        flat |= {f"{section}.{key}": value for key, value in of.items()} if isinstance(of, dict) else {section: of}
     return flat
 
 
-def _short(value: Any) -> str:
-    return value[:8] if isinstance(value, str) and len(value) == 64 else json.dumps(value).strip('"')
+# -- side by side ------------------------------------------------------------------------------------------------------
+
+
+def by_task(arms: Iterable[Arm]) -> dict[Task, list[Arm]]:
+    """Arms that may be compared, plain first."""
+    bundles: dict[Task, list[Arm]] = {}
+    for arm in arms:
+        bundles.setdefault(arm.task, []).append(arm)
+    return bundles
+
+
+def plain_of(arms: Sequence[Arm], subject: Subject = PLAIN) -> Arm | None:
+    return next((arm for arm in arms if arm.subject == subject), None)
+
+
+def same_start_of(arms: Sequence[Arm]) -> Arm | None:
+    """The plain network whose blocks start at half their size, as a controller's do: what a controller must beat."""
+    return plain_of(arms, HALF_START)
+
+
+def differences(arms: Sequence[Arm], base: Arm | None = None) -> list[tuple[Arm, Estimate]]:
+    """Each arm's test error minus that of the base, which is the plain network where none is named."""
+    base = base or plain_of(arms)
+    return [] if base is None else [(arm, difference(arm.error, base.error)) for arm in arms if arm is not base]

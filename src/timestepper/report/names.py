@@ -1,19 +1,10 @@
-"""How a reader calls data sets, networks and what was put on them; and which such names there are."""
+"""How a reader calls data sets and networks; and which such names there are."""
 
 import re
 
-from timestepper.names import NUMBER, pattern
-
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet": "ImageNet", "digits": "digits"}
 PAPER_DATA = ("cifar10", "cifar100", "imagenet")
-# What groups.subject_of writes, options in its order; a plain network has none of a controller's.
-SUBJECT = (
-    r"(?!plain.*, (start|reduction|descriptor|weight))"
-    rf"(plain|{pattern()})"
-    rf"(, last norm starts at (?!1(,|$)){NUMBER})?"
-    rf"(, start (identity|{NUMBER}))?"
-    rf"(, reduction [1-9]\d*)?(, descriptor visible)?(, descriptor gradient false)?(, weight decay {NUMBER})?"
-)
+LIBRARIES = ("timm", "torchvision", "cifar")
 _FAMILIES = {
     "resnet": "ResNet",
     "densenet": "DenseNet",
@@ -35,19 +26,18 @@ def model_name(model: str) -> str:
     return _FAMILIES[found[1]] + (f"-{found[2]}" if found[2] else "")
 
 
-def depth_of(model: str) -> int | None:
-    """The number in a network's name."""
+def depth_of(model: str) -> int:
+    """The number in a network's name, 0 where there is none."""
     found = re.search(r"\d+", model.rpartition("/")[2])
-    return int(found[0]) if found else None
+    return int(found[0]) if found else 0
 
 
-def spelled(subject: str) -> str:
-    """A subject with its numbers as ``groups.subject_of`` writes them: ``fixed(0.01)``, never ``fixed(0.010)``."""
-    start, decay, rest = subject.partition(", weight decay ")
-    start = re.sub(rf"(?<=\(){NUMBER}|(?<= at ){NUMBER}", lambda found: f"{float(found[0]):g}", start)
-    return start + decay + (str(float(rest)) if decay else "")
-
-
-def subject_name(subject: str) -> str:
-    """``two_fc`` and ``fixed(0.01)`` for people."""
-    return re.sub(r"^(\w+)\((.*?)\)", r"\1 \2", subject).replace("two_fc", "two fc")
+def unknown_model(model: str) -> str:
+    """What is wrong with the name of a network; empty where nothing is."""
+    library, _, rest = model.partition("/")
+    if library not in LIBRARIES or model_name(model) == model:
+        return f"model {model!r} is not known; write for example timm/resnet50 or cifar/resnet56"
+    depth = re.fullmatch(r"resnet([0-9]{1,5})", rest)
+    if library == "cifar" and rest.startswith("resnet") and (not depth or int(depth[1]) < 8 or int(depth[1]) % 6 != 2):
+        return f"model {model!r} is not known; CIFAR ResNets have 6n+2 layers, such as 56"
+    return ""

@@ -4,11 +4,13 @@ import math
 from itertools import accumulate
 from statistics import linear_regression
 
-from timestepper.report.records import Record
+from timestepper.records.record import Record
+
+Curve = list[tuple[float, float]]
 
 
 def test_error(record: Record) -> float:
-    return 100 * record.final["test"]["error"]
+    return 100 * record.final.test.error
 
 
 def training_error(record: Record, tenth: int) -> float | None:
@@ -16,10 +18,10 @@ def training_error(record: Record, tenth: int) -> float | None:
 
     Runs that were looked at at other times have means of other parts of training, which do not compare.
     """
-    total = len(record.epochs)
-    lines = record.epochs[(tenth - 1) * total // 10 : tenth * total // 10]
-    errors = [100 * line["test"]["error"] for line in lines if "test" in line]
-    return math.fsum(errors) / len(errors) if errors and len(errors) == len(lines) else None
+    total = len(record.error)
+    part = record.error[(tenth - 1) * total // 10 : tenth * total // 10]
+    errors = [100 * error for error in part if error is not None]
+    return math.fsum(errors) / len(errors) if errors and len(errors) == len(part) else None
 
 
 def log_bound(record: Record) -> float | None:
@@ -27,17 +29,17 @@ def log_bound(record: Record) -> float | None:
     return math.fsum(record.stability.log_bound) if record.stability else None
 
 
-def error_curve(record: Record) -> list[tuple[float, float]]:
+def error_curve(record: Record) -> Curve:
     """(epoch, test error in percent) of the evaluated epochs."""
-    return [(line["epoch"], 100 * line["test"]["error"]) for line in record.epochs if "test" in line]
+    return [(epoch, 100 * error) for epoch, error in enumerate(record.error, 1) if error is not None]
 
 
-def loss_curve(record: Record) -> list[tuple[float, float]]:
+def loss_curve(record: Record) -> Curve:
     """(epoch, training loss)."""
-    return [(line["epoch"], line["train"]["loss"]) for line in record.epochs]
+    return list(enumerate(record.loss, 1))
 
 
-def noise_curve(record: Record, what: str) -> list[tuple[float, float]]:
+def noise_curve(record: Record, what: str) -> Curve:
     """(noise level, error in percent or loss), averaged over draws; empty where noise was not measured."""
     if record.noise is None:
         return []
@@ -66,6 +68,10 @@ def steps_by_stage(record: Record) -> list[list[float]]:
     return [[math.fsum(row) / len(row) for row in stage] for stage in record.step_sizes.values()]
 
 
+def _last_stage(record: Record) -> list[float]:
+    return (steps_by_stage(record) or [[]])[-1]
+
+
 def first_steps_apart(record: Record, value: float, last: bool = False) -> float | None:
     """How far the first step of any stage is from a value, at most; ``last``: also that of the last stage."""
     stages = steps_by_stage(record)
@@ -75,27 +81,24 @@ def first_steps_apart(record: Record, value: float, last: bool = False) -> float
 
 def last_stage_apart(record: Record, value: float) -> float | None:
     """How far any step of the last stage is from a value, at most."""
-    stages = steps_by_stage(record)
-    return max(abs(step - value) for step in stages[-1]) if stages else None
+    return max((abs(step - value) for step in _last_stage(record)), default=None)
 
 
 def last_stage_rise(record: Record) -> float | None:
     """By how much the step size grows from block to block of the last stage: the slope over all of them."""
-    stages = steps_by_stage(record)
-    return linear_regression(range(len(stages[-1])), stages[-1]).slope if stages and len(stages[-1]) > 1 else None
+    stage = _last_stage(record)
+    return linear_regression(range(len(stage)), stage).slope if len(stage) > 1 else None
 
 
 def last_stage_least(record: Record) -> float | None:
     """By how much a block of the last stage is ahead of all earlier ones, at least: below 0 where one falls behind."""
-    stages = steps_by_stage(record)
-    if not stages or len(stages[-1]) < 2:
-        return None
-    return min(step - largest for largest, step in zip(accumulate(stages[-1], max), stages[-1][1:], strict=False))
+    stage = _last_stage(record)
+    return min((step - most for most, step in zip(accumulate(stage, max), stage[1:], strict=False)), default=None)
 
 
 def last_stage_mean(record: Record) -> float | None:
-    stages = steps_by_stage(record)
-    return math.fsum(stages[-1]) / len(stages[-1]) if stages else None
+    stage = _last_stage(record)
+    return math.fsum(stage) / len(stage) if stage else None
 
 
 def paper_block(record: Record, block: str) -> float | None:

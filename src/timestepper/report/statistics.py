@@ -19,6 +19,8 @@ FEWEST = 3  # seeds of each arm, as many as the paper has; fewer decide nothing
 MINUS = "\N{MINUS SIGN}"
 
 SUPPORTED, CONTRADICTED, EQUAL, OPEN = "supported", "contradicted", "equal", "open"
+NO_EFFECT, NOT_RUN = "no effect possible", "not run"  # what is known before any run, and where there is none
+STATES = (SUPPORTED, CONTRADICTED, EQUAL, OPEN, NO_EFFECT, NOT_RUN)
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,8 @@ class Estimate:
         return self.error is not None and self.error > 1e-9 * max(abs(self.mean), 1e-3)
 
     @property
-    def low(self) -> float | None:
-        return self.interval()[0] if self.known else None
-
-    @property
-    def high(self) -> float | None:
-        return self.interval()[1] if self.known else None
+    def ends(self) -> tuple[float, float] | None:
+        return self.interval() if self.known else None
 
     def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
         """Student's t-interval."""

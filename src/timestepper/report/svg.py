@@ -31,15 +31,14 @@ class Plot:
         self.parts.append(f'<polyline class="line {css}" points="{self._path(points)}"/>')
 
     def band(self, low: Sequence[Point], high: Sequence[Point], css: str) -> None:
-        outline = self._path([*low, *reversed(high)])
-        self.parts.append(f'<polygon class="band {css}" points="{outline}"/>')
+        self.parts.append(f'<polygon class="band {css}" points="{self._path([*low, *reversed(high)])}"/>')
 
-    def dot(self, point: Point, css: str, low: float | None = None, high: float | None = None) -> None:
-        """A mark, with a bar from ``low`` to ``high`` where there is a spread."""
+    def dot(self, point: Point, css: str, bar: Point | None = None) -> None:
+        """A mark, with a bar from end to end where there is a spread."""
         x, y = self._place(point)
-        if low is not None and high is not None:
-            top, bottom = self._place((point[0], high))[1], self._place((point[0], low))[1]
-            self.parts.append(f'<line class="bar {css}" x1="{x:.1f}" x2="{x:.1f}" y1="{top:.1f}" y2="{bottom:.1f}"/>')
+        if bar is not None:
+            bottom, top = (self._place((point[0], end))[1] for end in bar)
+            self.parts.append(_line(f"bar {css}", (x, top), (x, bottom)))
         self.parts.append(f'<circle class="dot {css}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>')
 
     def svg(self, title: str, description: str, x_ticks: Sequence[float] | None = None) -> str:
@@ -47,16 +46,13 @@ class Plot:
         frame = []
         for value, label in _ticks(self.y, self.log_y):
             y = self._place((self.x[0], value))[1]
-            frame.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            frame.append(f'<text class="tick end" x="{LEFT - 6}" y="{y + 4:.1f}">{label}</text>')
+            frame += [_line("grid", (LEFT, y), (WIDTH - RIGHT, y)), _text("tick end", LEFT - 6, y + 4, label)]
         ticks = [(value, f"{value:g}") for value in x_ticks] if x_ticks else _ticks(self.x, self.log_x)
         for value, label in ticks:
-            x = self._place((value, self.y[0]))[0]
-            frame.append(f'<text class="tick middle" x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}">{label}</text>')
-        middle_x, middle_y = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
-        frame.append(f'<text class="axis middle" x="{middle_x}" y="{HEIGHT - 4}">{escape(self.x_label)}</text>')
-        turned = f'transform="rotate(-90 11 {middle_y})"'
-        frame.append(f'<text class="axis middle" x="11" y="{middle_y}" {turned}>{escape(self.y_label)}</text>')
+            frame.append(_text("tick middle", self._place((value, self.y[0]))[0], HEIGHT - BOTTOM + 16, label))
+        middle = (TOP + HEIGHT - BOTTOM) / 2
+        frame.append(_text("axis middle", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, self.x_label))
+        frame.append(_text("axis middle", 11, middle, self.y_label, f' transform="rotate(-90 11 {middle})"'))
         return wrap(WIDTH, HEIGHT, "".join(frame + self.parts), title, description)
 
     def _place(self, point: Point) -> Point:
@@ -72,42 +68,34 @@ def heat_map(
 ) -> str:
     """Values in 0..1 as the strength of one colour; ``names`` label some rows, empty strings none."""
     cell = max(1.0, min(16.0, 300 / len(rows)))
-    left, width = 62.0, (WIDTH - 62.0 - RIGHT) / len(rows[0])
-    height = cell * len(rows) + 30
+    left, right, bottom = 62.0, WIDTH - RIGHT, cell * len(rows)
+    width = (right - left) / len(rows[0])
     shades: dict[int, list[str]] = {}
     for number, row in enumerate(rows):
         for place, value in enumerate(row):
-            shade = round(min(max(value, 0.0), 1.0) * _SHADES)
             corner = f"M{left + place * width:.1f} {number * cell:.1f}"
-            shades.setdefault(shade, []).append(f"{corner}h{width:.1f}v{cell:.1f}h-{width:.1f}z")
+            square = f"{corner}h{width:.1f}v{cell:.1f}h-{width:.1f}z"
+            shades.setdefault(round(min(max(value, 0.0), 1.0) * _SHADES), []).append(square)
     parts = [
         f'<path class="heat" fill-opacity="{shade / _SHADES:.2f}" d="{"".join(cells)}"/>'
         for shade, cells in sorted(shades.items())
     ]
-    frame = f'<rect class="frame" x="{left}" y="0" width="{WIDTH - left - RIGHT:.1f}" height="{cell * len(rows):.1f}"/>'
-    parts.append(frame)
-    for number, name in enumerate(names):
-        if name:
-            y = (number + 0.5) * cell + 4
-            parts.append(f'<text class="tick end" x="{left - 6}" y="{y:.1f}">{escape(name)}</text>')
-    y = cell * len(rows) + 16
-    parts.append(f'<text class="tick" x="{left}" y="{y:.1f}">{escape(x_ends[0])}</text>')
-    parts.append(f'<text class="tick end" x="{WIDTH - RIGHT}" y="{y:.1f}">{escape(x_ends[1])}</text>')
-    parts.append(f'<text class="axis middle" x="{(left + WIDTH - RIGHT) / 2}" y="{y:.1f}">{escape(x_label)}</text>')
-    return wrap(WIDTH, math.ceil(height), "".join(parts), title, text)
+    parts.append(f'<rect class="frame" x="{left}" y="0" width="{right - left:.1f}" height="{bottom:.1f}"/>')
+    named = ((number, name) for number, name in enumerate(names) if name)
+    parts += [_text("tick end", left - 6, (number + 0.5) * cell + 4, name) for number, name in named]
+    parts.append(_text("tick", left, bottom + 16, x_ends[0]))
+    parts.append(_text("tick end", right, bottom + 16, x_ends[1]))
+    parts.append(_text("axis middle", (left + right) / 2, bottom + 16, x_label))
+    return wrap(WIDTH, math.ceil(bottom + 30), "".join(parts), title, text)
 
 
-def forest(
-    rows: Sequence[tuple[str, float, float | None, float | None]], ends: Point, x_label: str, title: str, text: str
-) -> str:
-    """Differences with their intervals, one under the other, and a line at zero. Rows: label, mean, low, high.
+def forest(rows: Sequence[tuple[str, float, Point]], ends: Point, x_label: str, title: str, text: str) -> str:
+    """Differences with their intervals, one under the other, and a line at zero. Rows: label, mean, interval.
 
     What lies beyond the ends is cut off there: a bar ends in an arrow, and a mean beyond them is a larger one.
     """
-    span = _widen(ends, False)
-    pitch, top = 40, 6
-    bottom = top + pitch * len(rows)
-    height = bottom + 40
+    first, last = span = _widen(ends, False)
+    bottom = 6 + 40 * len(rows)
 
     def place(value: float) -> float:
         return 10 + min(max(_scale(value, span, False), 0.0), 1.0) * (WIDTH - 20)
@@ -115,22 +103,29 @@ def forest(
     parts = []
     for value, label in _ticks(span, False):
         x = place(value)
-        css = "zero" if value == 0 else "grid"
-        parts.append(f'<line class="{css}" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>')
-        parts.append(f'<text class="tick middle" x="{x:.1f}" y="{bottom + 16}">{label}</text>')
-    for number, (label, mean, low, high) in enumerate(rows):
-        y = top + number * pitch + 28
-        parts.append(f'<text class="row" x="10" y="{y - 11}">{escape(label)}</text>')
-        if low is not None and high is not None and low <= span[1] and high >= span[0]:
-            parts.append(f'<line class="whisker" x1="{place(low):.1f}" x2="{place(high):.1f}" y1="{y}" y2="{y}"/>')
-            cut = [end for end, is_cut in ((low, low < span[0] <= mean), (high, mean <= span[1] < high)) if is_cut]
+        parts.append(_line("grid" if value else "zero", (x, 6), (x, bottom)))
+        parts.append(_text("tick middle", x, bottom + 16, label))
+    for number, (label, mean, (low, high)) in enumerate(rows):
+        y = 34 + 40 * number
+        parts.append(_text("row", 10, y - 11, label))
+        if low <= last and high >= first:
+            parts.append(_line("whisker", (place(low), y), (place(high), y)))
+            cut = [end for end, is_cut in ((low, low < first <= mean), (high, mean <= last < high)) if is_cut]
             parts += [_arrow(place(end), y, 4 if end > mean else -4, "cut") for end in cut]
-        if span[0] <= mean <= span[1]:
+        if first <= mean <= last:
             parts.append(f'<circle class="dot stepped" cx="{place(mean):.1f}" cy="{y}" r="4.5"/>')
         else:
-            parts.append(_arrow(place(mean), y, 7 if mean > span[1] else -7, "beyond"))
-    parts.append(f'<text class="axis middle" x="{WIDTH / 2}" y="{height - 6}">{escape(x_label)}</text>')
-    return wrap(WIDTH, height, "".join(parts), title, text)
+            parts.append(_arrow(place(mean), y, 7 if mean > last else -7, "beyond"))
+    parts.append(_text("axis middle", WIDTH / 2, bottom + 34, x_label))
+    return wrap(WIDTH, bottom + 40, "".join(parts), title, text)
+
+
+def _text(css: str, x: float, y: float, text: str, more: str = "") -> str:
+    return f'<text class="{css}" x="{x:.1f}" y="{y:.1f}"{more}>{escape(text)}</text>'
+
+
+def _line(css: str, start: Point, end: Point) -> str:
+    return f'<line class="{css}" x1="{start[0]:.1f}" x2="{end[0]:.1f}" y1="{start[1]:.1f}" y2="{end[1]:.1f}"/>'
 
 
 def _arrow(x: float, y: float, size: int, css: str) -> str:
@@ -175,12 +170,9 @@ def _ticks(span: Point, log: bool) -> list[tuple[float, str]]:
             values = [value for value in values if low <= value <= high]
             if len(values) <= 6:
                 break
-        every = math.ceil(len(values) / 6)
-        return [(value, f"{value:g}") for value in values[::every]]
+        return [(value, f"{value:g}") for value in values[:: math.ceil(len(values) / 6)]]
     raw = (high - low) / 4
     base = 10.0 ** math.floor(math.log10(raw))
     step = next(step * base for step in (1, 2, 2.5, 5, 10) if step * base >= raw)
-    first = math.ceil(low / step - 1e-9)
-    count = math.floor(high / step + 1e-9) - first + 1
-    values = [(first + number) * step for number in range(count)]
-    return [(value, f"{value:.10g}".replace("-", MINUS)) for value in values]
+    numbers = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    return [(number * step, f"{number * step:.10g}".replace("-", MINUS)) for number in numbers]

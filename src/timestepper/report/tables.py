@@ -1,13 +1,13 @@
 """A table as data: built once, shown as Markdown, as HTML by the page's template, or in a terminal."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 
 from timestepper.terminal import printable
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """What stands in one place; ``notes`` are numbers of footnotes, ``tone`` is good, bad, quiet or nothing.
 
     ``under`` is, for the name of a row, the heading that it shares with its neighbours: the page prints it once.
@@ -33,7 +33,7 @@ class Table:
     name: str
     caption: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -45,32 +45,30 @@ class Table:
         """A Markdown table with its caption and footnotes."""
         lines = [f"**{inline(self.caption)}**", "", _line(self.columns)]
         lines.append("| " + " | ".join(["---"] + ["---:"] * (len(self.columns) - 1)) + " |")
-        lines += [_line(str(cell) for cell in row) for row in self.rows]
+        lines += [_line(map(str, row)) for row in self.rows]
         if self.notes:
             lines += ["", *(f"[{number}] {inline(note)}\n" for number, note in enumerate(self.notes, 1))]
         return "\n".join(lines).rstrip() + "\n"
 
     def as_dict(self) -> dict:
         """Plain data for ``--json``."""
-        return {
-            "name": self.name,
-            "caption": self.caption,
-            "columns": list(self.columns),
-            "rows": [[{"text": cell.full, "notes": list(cell.notes)} for cell in row] for row in self.rows],
-            "notes": list(self.notes),
-        }
+        rows = [[{"text": cell.full, "notes": cell.notes} for cell in row] for row in self.rows]
+        return asdict(self) | {"rows": rows}
 
 
-@dataclass
-class Footnotes:
-    """Numbers the notes of one table in the order of their first use."""
+Rows = list[Sequence[TableCell | str]]
 
-    texts: list[str] = field(default_factory=list)
 
-    def number(self, text: str) -> int:
-        if text not in self.texts:
-            self.texts.append(text)
-        return self.texts.index(text) + 1
+def table(
+    name: str,
+    caption: str,
+    columns: Iterable[str],
+    rows: Sequence[Sequence[TableCell | str]],
+    notes: Iterable[str] = (),
+) -> Table:
+    """A table of cells, of which most are mere text; the notes of its cells are numbers of ``notes``."""
+    cells = (tuple(cell if isinstance(cell, TableCell) else TableCell(cell) for cell in row) for row in rows)
+    return Table(name, caption, tuple(columns), tuple(cells), tuple(notes))
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from timestepper.report.claims import Claim, Claims, Statement
-from timestepper.report.groups import Group, Task, condition_labels, how, schedule_label
+from timestepper.report.claims import Claim, Claims, Place, Side, Statement
+from timestepper.report.groups import Arm, Task, condition_labels, how, schedule_label
 from timestepper.report.names import data_name, model_name
 from timestepper.report.parts import ACROSS_MODELS, Asked, ask
 from timestepper.report.statistics import (
     CONTRADICTED,
-    EQUAL,
+    NOT_RUN,
     OPEN,
     SUPPORTED,
     Part,
@@ -27,9 +27,6 @@ from timestepper.report.statistics import (
     refuted,
     signed,
 )
-
-NO_EFFECT, NOT_RUN = "no effect possible", "not run"
-STATES = (SUPPORTED, CONTRADICTED, EQUAL, OPEN, NO_EFFECT, NOT_RUN)
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class _Setting(NamedTuple):
     conditions: str = ""
 
 
-def judge(claims: Claims, groups: Sequence[Group], solutions: dict[str, Any] | None = None) -> list[Verdict]:
+def judge(claims: Claims, arms: Sequence[Arm], solutions: dict[str, Any] | None = None) -> list[Verdict]:
     """Verdicts in the order of the claims; each statement has one that is ``main``."""
     found = []
     for claim in claims.values():
@@ -67,7 +64,7 @@ def judge(claims: Claims, groups: Sequence[Group], solutions: dict[str, Any] | N
             elif statement.quantity == "solution":
                 found.append(_judge_solution(blank, solutions))
             else:
-                found += _judge_runs(blank, claims, groups)
+                found += _judge_runs(blank, claims, arms)
     return found
 
 
@@ -79,12 +76,12 @@ def headline(verdicts: Iterable[Verdict]) -> list[Verdict]:
 # -- statements about runs -------------------------------------------------------------------------------------------
 
 
-def _judge_runs(blank: Verdict, claims: Claims, groups: Sequence[Group]) -> list[Verdict]:
+def _judge_runs(blank: Verdict, claims: Claims, arms: Sequence[Arm]) -> list[Verdict]:
     """The paper's own places count before stand-ins; a statement about several places must hold in each."""
     statement = blank.statement
-    own = [_pool(blank, list(_settings(statement, [place], groups, claims))) for place in statement.on]
+    own = [_pool(blank, list(_settings(statement, [place], arms, claims))) for place in statement.on]
     local = replace(statement, over=statement.stand_over or statement.over)
-    stand_in = _pool(replace(blank, stand_in=True), list(_settings(local, statement.stand_in, groups, claims)))
+    stand_in = _pool(replace(blank, stand_in=True), list(_settings(local, statement.stand_in, arms, claims)))
     if len(own) > 1 and any(own):
         own.append([_together(blank, [each[-1] if each else blank for each in own])])
     every = [*(verdict for each in own for verdict in each), *stand_in] or [blank]
@@ -92,22 +89,22 @@ def _judge_runs(blank: Verdict, claims: Claims, groups: Sequence[Group]) -> list
     return [replace(verdict, main=verdict is main) for verdict in every]
 
 
-def _settings(
-    statement: Statement, places: Sequence[dict[str, str]], groups: Sequence[Group], claims: Claims
-) -> Iterator[_Setting]:
+def _settings(statement: Statement, places: Sequence[Place], arms: Sequence[Arm], claims: Claims) -> Iterator[_Setting]:
     """Where a statement was looked at; only runs under the same conditions are compared."""
-    across = statement.check in ACROSS_MODELS or "model" in (statement.low or {})
+    across = statement.check in ACROSS_MODELS or bool(statement.low and statement.low.model)
     for place in places:
-        here = [group for group in groups if _matches(group.task, place)]
+        here = [arm for arm in arms if arm.task.data == place.data and place.model in ("", arm.task.model)]
         if statement.check == "ranks":
-            asked = ask(statement, here)
-            if asked:
-                yield _Setting(f"all networks, {data_name(place['data'])}", asked, short=True)
+            if asked := ask(statement, here):
+                yield _Setting(f"all networks, {data_name(place.data)}", asked, short=True)
             continue
-        labels = condition_labels(group.task for group in here)
-        for task, bundle in _by_conditions(here, across):
-            asked = ask(statement, bundle)
-            if asked:
+        labels = condition_labels(arm.task for arm in here)
+        bundles: dict[Task, list[Arm]] = {}
+        for arm in here:
+            bundles.setdefault(replace(arm.task, model="") if across else arm.task, []).append(arm)
+        for bundle in bundles.values():
+            if asked := ask(statement, bundle):
+                task = bundle[0].task
                 network = "" if across else f"{model_name(task.model)}, "
                 where = f"{network}{data_name(task.data)}, {how(task, claims, labels[task])}"
                 yield _Setting(where, asked, not schedule_label(task, claims)[1], task.conditions)
@@ -192,25 +189,9 @@ def _part(part: Part, statement: Statement) -> str:
     return f"{value} {part.what} {bounds}" if first else f"{part.what} {value} {bounds}"
 
 
-def _places(places: Sequence[dict[str, str]]) -> str:
-    names = (
-        ", ".join(name for name in (model_name(place.get("model", "")), data_name(place["data"])) if name)
-        for place in places
-    )
-    return "; ".join(names)
-
-
-def _matches(task: Task, place: dict[str, str]) -> bool:
-    return task.data == place["data"] and place.get("model", task.model) == task.model
-
-
-def _by_conditions(groups: Sequence[Group], across_models: bool) -> list[tuple[Task, list[Group]]]:
-    """Groups that may be compared, each bundle with a task that names its conditions."""
-    bundles: dict[Task, list[Group]] = {}
-    for group in groups:
-        key = replace(group.task, model="") if across_models else group.task
-        bundles.setdefault(key, []).append(group)
-    return [(bundle[0].task, bundle) for bundle in bundles.values()]
+def _places(places: Sequence[Place]) -> str:
+    named = ((model_name(place.model), data_name(place.data)) for place in places)
+    return "; ".join(", ".join(filter(None, names)) for names in named)
 
 
 # -- statements about Figure 1 ---------------------------------------------------------------------------------------
@@ -219,7 +200,7 @@ def _by_conditions(groups: Sequence[Group], across_models: bool) -> list[tuple[T
 def _judge_solution(blank: Verdict, solutions: dict[str, Any] | None) -> Verdict:
     """``solutions`` maps large, small and rkf to {"values", "steps", "error"}."""
     statement = blank.statement
-    first, second = ((wanted or {}).get("solution", "") for wanted in (statement.low, statement.high))
+    first, second = ((side or Side()).solution for side in (statement.low, statement.high))
     if not solutions or first not in solutions or (second and second not in solutions):
         return blank
     found = solutions[first]

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import timestepper
+from timestepper import records
 from timestepper.adapters import create_model
 from timestepper.cli import app
 from timestepper.data import open_dataset
@@ -25,10 +26,11 @@ from timestepper.errors import (
     RecordError,
     RunDirectoryError,
 )
-from timestepper.experiment import finish, measure, record
+from timestepper.experiment import finish, measure
 from timestepper.experiment.load import as_dict, load
 from timestepper.experiment.measure import complete
-from timestepper.files import with_checksum
+from timestepper.files import digest, with_checksum
+from timestepper.records import making
 from timestepper.stability import open_chain, proposition_1
 
 TINY = (
@@ -119,8 +121,8 @@ def test_exported_weights_are_those_of_the_last_checkpoint(finished):
 def test_the_record_is_complete_and_signed(finished):
     run, _ = finished
     made = json.loads((run / "record.json").read_text())
-    assert made["schema"] == record.SCHEMA
-    assert record.digest({key: value for key, value in made.items() if key != "sha256"}) == made["sha256"]
+    assert made["schema"] == making.WHOLE
+    assert digest({key: value for key, value in made.items() if key != "sha256"}) == made["sha256"]
     assert made["recipe"]["controller"]["kind"] == "lstm"
     assert [line["epoch"] for line in made["epochs"]] == [1, 2]
     assert made["final"]["test"]["error"] == made["final"]["folded"]["error"]
@@ -132,16 +134,16 @@ def test_the_record_is_complete_and_signed(finished):
     assert made["final"]["best"]["error"] == min(line["test"]["error"] for line in made["epochs"])
     assert made["data_sha256"] == open_dataset("digits").sha256
     assert {"commit", "versions", "device", "seed", "world"} <= made.keys()
-    copies = list((run.parent / "results").iterdir())
-    assert [copy.name for copy in copies] == [record.file_name(made)]
-    assert copies[0].read_bytes() == (run / "record.json").read_bytes()
-    assert copies[0].name.startswith("smoke-digits-lstm_cifar-resnet8_lstm_")
+    curves, summary = sorted((run.parent / "results").iterdir(), reverse=True)
+    assert (summary.name, curves.name) == (records.file_name(made), summary.with_suffix(".npz").name)
+    assert summary.name.startswith("smoke-digits-lstm_cifar-resnet8_lstm_")
+    assert json.loads(summary.read_text())["converted_from"] == made["sha256"]
 
 
 def test_a_record_s_name_says_what_was_run_and_not_how_often_it_was_saved():
     def name(*changes):
         recipe = load("smoke/digits-lstm", [*TINY, *changes])
-        return record.file_name({"recipe": as_dict(recipe), "name": "a/b", "seed": recipe.run.seed})
+        return records.file_name({"recipe": as_dict(recipe), "name": "a/b", "seed": recipe.run.seed})
 
     assert name() == name("run.checkpoint_epochs=5", "run.log_steps=3")
     assert len({name(), name("run.epochs=3"), name("optimiser.lr=0.2"), name("run.seed=1")}) == 4
@@ -153,24 +155,22 @@ def test_the_commit_of_changed_files_has_a_plus(tmp_path, monkeypatch):
         command = ["git", "-c", "user.name=x", "-c", "user.email=x@y", *arguments]
         return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
 
-    monkeypatch.setattr(record, "__file__", str(tmp_path / "record.py"))
+    monkeypatch.setattr(making, "__file__", str(tmp_path / "record.py"))
     monkeypatch.setenv("TIMESTEPPER_COMMIT", "from outside")
-    assert record.commit() == "from outside"
+    assert records.commit() == "from outside"
     (tmp_path / "record.py").write_text("1")
     git("init")
     git("add", ".")
     git("commit", "-m", "first")
-    assert record.commit() == git("rev-parse", "HEAD")
+    assert records.commit() == git("rev-parse", "HEAD")
     (tmp_path / "record.py").write_text("2")
-    assert record.commit() == git("rev-parse", "HEAD") + "+"
+    assert records.commit() == git("rev-parse", "HEAD") + "+"
 
 
 def test_the_record_is_read_by_the_report(finished):
-    from timestepper.report import load_records
-
-    records, problems = load_records(finished[0].parent / "results")
+    found, problems = records.load_records(finished[0].parent / "results")
     assert problems == []
-    assert records[0].name == "smoke/digits-lstm"
+    assert found[0].name == "smoke/digits-lstm"
 
 
 def test_what_is_measured_is_proposition_1_and_is_measured_once(run, tmp_path):
@@ -181,9 +181,9 @@ def test_what_is_measured_is_proposition_1_and_is_measured_once(run, tmp_path):
     assert stability["step_sizes"] == pytest.approx(
         [row.mean().item() for dt in timestepper.step_sizes(model).values() for row in dt]
     )
-    content = record.read(run)
+    content = records.read(run)
     content["stability"]["blocks"] = ["as it was"]
-    record.write(with_checksum(content), run / "record.json")
+    records.write(with_checksum(content), run)
     assert complete(run, tmp_path / "results", ["stability"])["stability"]["blocks"] == ["as it was"]
 
 
@@ -193,8 +193,8 @@ def test_a_record_that_is_not_as_it_was_written_gets_no_new_checksum(run, tmp_pa
     if damage == "edited":
         damage = path.read_text().replace('"seed": 0', '"seed": 7', 1)
     path.write_text(damage)
-    for use in (lambda: complete(run, tmp_path / "results", ["stability"]), lambda: record.publish(run, tmp_path)):
-        with pytest.raises(RecordError, match=r"record\.json: (changed since|not readable).*remove it") as caught:
+    for use in (lambda: complete(run, tmp_path / "results", ["stability"]), lambda: records.publish(run, tmp_path)):
+        with pytest.raises(RecordError, match=r"record\.json: (changed since|not valid JSON).*remove it") as caught:
             use()
         assert "\n" not in str(caught.value)
     assert list(tmp_path.glob("**/*.json")) == list(run.glob("**/*.json"))
@@ -218,19 +218,19 @@ def test_a_record_that_was_removed_is_made_again_from_the_last_checkpoint(run):
 
 
 def test_a_record_names_every_commit_that_had_a_part_in_it(run, monkeypatch):
-    first = record.read(run)["commit"]
-    assert record.read(run)["commits"] == {first: 10}
-    monkeypatch.setattr(record, "commit", lambda: "another")
+    first = records.read(run)["commit"]
+    assert records.read(run)["commits"] == {first: 10}
+    monkeypatch.setattr("timestepper.records.commit", lambda: "another")
+    monkeypatch.setattr(making, "commit", lambda: "another")
     call("train", "smoke/digits-lstm", *TINY, "run.epochs=3", "--run-dir", run, "--override")
-    made = record.read(run)
+    made = records.read(run)
     assert (made["commit"], made["commits"]) == ("another", {first: 10, "another": 15})
 
 
 def test_a_half_run_has_no_record(run):
     made = json.loads((run / "record.json").read_text())
-    facts = {"data_sha256": "", "device": "", "final": {}, "step_sizes": {}, "world": 1}
     with pytest.raises(RecordError, match="1 of 2 epochs"):
-        record.make(load("smoke/digits-lstm", TINY), name="x", run=run, epochs=made["epochs"][:1], **facts)
+        records.make(as_dict(load("smoke/digits-lstm", TINY)), name="x", epochs=made["epochs"][:1], times=[])
 
 
 def test_the_same_command_again_does_nothing(run):
@@ -241,8 +241,7 @@ def test_the_same_command_again_does_nothing(run):
 
 def test_a_finished_run_still_gives_its_record(run, tmp_path):
     call("train", "smoke/digits-lstm", *TINY, "--run-dir", run, "--results", tmp_path / "results")
-    (copy,) = (tmp_path / "results").iterdir()
-    assert copy.read_bytes() == (run / "record.json").read_bytes()
+    assert [path.suffix for path in sorted((tmp_path / "results").iterdir())] == [".json", ".npz"]
 
 
 def test_a_results_folder_that_cannot_be_is_refused_before_the_run(tmp_path):

@@ -2,12 +2,14 @@
 
 import pytest
 
-from timestepper import report
 from timestepper.cli.gather import compute
 from timestepper.experiment.load import load
 from timestepper.experiment.measure import complete
 from timestepper.experiment.start import start
-from timestepper.report import Pending
+from timestepper.records import load_records
+from timestepper.report.claims import load_claims
+from timestepper.report.page import write_page
+from timestepper.report.results import Pending
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +26,7 @@ def results(tmp_path_factory):
 
 @pytest.fixture
 def records(results):
-    found, problems = report.load_records(results)
+    found, problems = load_records(results)
     assert not problems
     return found
 
@@ -32,17 +34,17 @@ def records(results):
 @pytest.fixture(scope="session")
 def computed():
     """Counts, shapes and Figure 1 of the shipped claims."""
-    return compute(report.load_claims()[0])
+    return compute(load_claims()[0])
 
 
 @pytest.fixture(scope="session")
 def whole_page(results, computed, tmp_path_factory):
     """The page as ``timestepper report`` writes it, with claims, counts and pending runs."""
     folder = tmp_path_factory.mktemp("page")
-    claims, _ = report.load_claims()
-    records, _ = report.load_records(results)
+    claims, _ = load_claims()
+    records, _ = load_records(results)
     out = folder / "page.html"
     options = {"computed": computed, "pending": [Pending("fig5", "ResNet-506, CIFAR-10, lstm", 3, 8.4)]}
     problems = ["results/x.json: the checksum does not fit"]
-    report.write_page(records, claims, out, folder / "page.md", "A <title> & more", problems=problems, **options)
+    write_page(records, claims, out, folder / "page.md", "A <title> & more", problems=problems, **options)
     return out

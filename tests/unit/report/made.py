@@ -2,13 +2,14 @@
 
 from types import SimpleNamespace
 
-from timestepper.report.claims import Claim, Statement
-from timestepper.report.groups import Group, Task
-from timestepper.report.records import Noise
+from timestepper.records.record import Final, Noise, Outcome
+from timestepper.records.subject import subject as subject_named
+from timestepper.report.claims import Claim, Place, Side, Statement
+from timestepper.report.groups import Arm, Task
 from timestepper.report.verdicts import headline, judge
 
-PLAIN, LSTM = {"controller": "plain"}, {"controller": "lstm"}
-PLACE = {"data": "digits", "model": "cifar/resnet8"}
+PLAIN, LSTM = Side("plain"), Side("lstm")
+PLACE, DIGITS = Place("digits", "cifar/resnet8"), Place("digits")
 
 
 def statement(check, quantity="test_error", **keys):
@@ -22,12 +23,13 @@ def task(model="cifar/resnet8", epochs=2, data="digits"):
 
 
 def runs(subject, records, where=None):
-    return Group(where or task(), subject, dict(enumerate(records)))
+    return Arm(where or task(), subject_named(subject), dict(enumerate(records)))
 
 
 def ended(subject, errors, where=None):
     """Runs that end with these test errors, in percent."""
-    made = (SimpleNamespace(final={"test": {"error": error / 100}}, noise=None, step_sizes={}) for error in errors)
+    finals = (Final(Outcome(error / 100)) for error in errors)
+    made = (SimpleNamespace(final=final, noise=None, step_sizes={}) for final in finals)
     return runs(subject, made, where)
 
 
@@ -39,12 +41,8 @@ def noisy(subject, *errors, levels=(0.0, 1.0), where=None):
 
 def trained(subject, *curves, where=None):
     """Runs with these test errors, in percent, epoch by epoch; None where an epoch was not evaluated."""
-
-    def line(number, error):
-        return {"epoch": number} | ({} if error is None else {"test": {"error": error / 100}})
-
-    records = (SimpleNamespace(epochs=tuple(line(n, e) for n, e in enumerate(curve, 1))) for curve in curves)
-    return runs(subject, records, where)
+    parts = ([None if error is None else error / 100 for error in curve] for curve in curves)
+    return runs(subject, (SimpleNamespace(error=part) for part in parts), where)
 
 
 def stepped(*stages, where=None, subject="lstm"):

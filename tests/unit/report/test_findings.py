@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from timestepper import report
 from timestepper.cli.gather import solutions
+from timestepper.records import load_records
+from timestepper.report.claims import load_claims
 from timestepper.report.groups import group
-from timestepper.report.verdicts import STATES, headline, judge
+from timestepper.report.statistics import STATES
+from timestepper.report.verdicts import headline, judge
 
 ROOT = Path(__file__).parents[3]
 FINDINGS = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
@@ -16,9 +18,9 @@ FINDINGS = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def found():
-    records, problems = report.load_records(ROOT / "results")
+    records, problems = load_records(ROOT / "results")
     assert not problems
-    return judge(report.load_claims(ROOT / "claims")[0], group(records), solutions())
+    return judge(load_claims(ROOT / "claims")[0], group(records), solutions())
 
 
 def test_every_statement_stands_in_the_findings_with_its_verdict(found):

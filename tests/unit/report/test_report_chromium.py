@@ -8,7 +8,7 @@ from html import escape, unescape
 
 import pytest
 
-from timestepper import report
+from timestepper.report.page import write_page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
@@ -83,7 +83,7 @@ def test_the_whole_page(whole_page, tmp_path, width):
 
 
 def test_the_page_of_two_runs_on_a_phone(records, tmp_path):
-    report.write_page(records[:2], {}, tmp_path / "demo.html", tmp_path / "demo.md", title="Digits")
+    write_page(records[:2], {}, tmp_path / "demo.html", tmp_path / "demo.md", title="Digits")
     found = probe(tmp_path / "demo.html", tmp_path, 390)
     assert (found["overflow"], found["wide"], found["unnamed"]) == (0, [], 0)
 

@@ -7,10 +7,10 @@ from timestepper.adapters import LIBRARIES
 from timestepper.cli.gather import compute
 from timestepper.experiment.load import as_dict, load, sections
 from timestepper.experiment.measure import NOISE_LEVELS
-from timestepper.experiment.schema import Optimiser, Recipe, Schedule
-from timestepper.report import claim_checks, load_claims
-from timestepper.report.claim_files import FOLDER, read_claim
-from timestepper.report.groups import subject_of
+from timestepper.experiment.schema import Recipe
+from timestepper.records.subject import subject_of
+from timestepper.report import claims, names
+from timestepper.report.claims import FOLDER, PaperOptimiser, PaperRates, Place, Side, load_claims, read_claim
 
 GOOD = """
 name = "good"
@@ -52,7 +52,7 @@ def test_the_papers_gains_are_the_differences_of_its_own_errors():
         errors = {(row.data, row.model, row.controller): row.paper["test_error"] for row in claims[name].row}
         for statement in (found for found in claims[name].statement if found.gain is not None):
             high, low = (
-                errors[statement.on[0]["data"], (side or {}).get("model", statement.on[0].get("model")), controller]
+                errors[statement.on[0].data, (side and side.model) or statement.on[0].model, controller]
                 for side, controller in ((statement.high, "plain"), (statement.low, "lstm"))
             )
             assert statement.gain == pytest.approx(high - low), statement.id
@@ -81,78 +81,101 @@ def test_appendix_b_follows_its_own_rules():
 @pytest.mark.parametrize(
     ("before", "after", "complaint"),
     [
-        ("label =", "lable =", "unknown key lable; did you mean label?"),
-        ("test_error = 1.0", "test_eror = 1.0", "key 'test_eror' is not known"),
-        ("test_error = 1.0", 'test_error = "1.0"', "paper.test_error must be a number, not '1.0'"),
+        ("label =", "lable =", "row[1].lable is not known; did you mean row[1].label?"),
+        ("test_error = 1.0", "test_eror = 1.0", "'test_eror' is not known; allowed are test_error"),
+        ("test_error = 1.0", 'test_error = "1.0"', "row[1].paper.test_error must be a number, not '1.0'"),
         ('name = "good"', 'name = "other"', "name is 'other'"),
-        ('data = "digits"\n', "", "key data is missing"),
-        ("[[row]]", "[row", "not readable as TOML"),
-        ('check = "lower"', 'check = "lowest"', "check 'lowest' is not known"),
-        ('high = { controller = "plain" }\n', "", "key high is missing"),
-        ('{ controller = "plain" }', '{ contoller = "plain" }', "statement one: high must be { controller"),
-        ('{ controller = "lstm" }', '{ controller = "ltsm" }', "statement one: low controller 'ltsm' is not known"),
-        ('controller = "plain"\n', 'controller = "none"\n', "ResNet: controller 'none' is not known"),
-        ('on = [{ data = "digits", ', "on = [{ ", "statement one: key data is missing"),
-        ('on = [{ data = "digits"', 'on = [{ data = "digit"', "statement one: data 'digit' is not known"),
-        ('model = "cifar/resnet8" }]', 'model = "cifr/resnet8" }]', "statement one: model 'cifr/resnet8' is not known"),
-        ('model = "cifar/resnet8" }]', 'model = "resnet8" }]', "statement one: model 'resnet8' is not known"),
+        ('data = "digits"\n', "", "row[1].data is missing"),
+        ("[[row]]", "[row", "not valid TOML"),
+        ('check = "lower"', 'check = "lowest"', "statement[1].check cannot be 'lowest' (allowed: one of lower"),
+        ('high = { controller = "plain" }\n', "", "statement[1] high is missing"),
+        (
+            '{ controller = "plain" }',
+            '{ contoller = "plain" }',
+            "high.contoller is not known; did you mean",
+        ),
+        ('{ controller = "lstm" }', '{ controller = "ltsm" }', "statement[1].low controller 'ltsm' is not known"),
+        ('controller = "plain"\n', 'controller = "nane"\n', "row[1] controller 'nane' is not known"),
+        ('on = [{ data = "digits", ', "on = [{ ", "statement[1].on[1].data is missing"),
+        ('on = [{ data = "digits"', 'on = [{ data = "digit"', "statement[1].on[1].data cannot be 'digit'"),
+        (
+            'model = "cifar/resnet8" }]',
+            'model = "cifr/resnet8" }]',
+            "on[1] model 'cifr/resnet8' is not known",
+        ),
+        ('model = "cifar/resnet8" }]', 'model = "resnet8" }]', "statement[1].on[1] model 'resnet8' is not known"),
         ('model = "cifar/resnet8" }]', 'model = "cifar/resnet9" }]', "'cifar/resnet9' is not known; CIFAR ResNets"),
         ('model = "cifar/resnet8" }]', 'model = "cifar/resnet2" }]', "'cifar/resnet2' is not known; CIFAR ResNets"),
         (
             'model = "cifar/resnet8" }]',
             'model = "cifar/resnet²" }]',
-            "statement one: model 'cifar/resnet²' is not known",
+            "statement[1].on[1] model 'cifar/resnet²' is not known",
         ),
         (
             'model = "cifar/resnet8" }]',
             'model = "cifar/resnet8_32x4d" }]',
             "resnet8_32x4d' is not known; CIFAR ResNets",
         ),
-        ('{ data = "digits", model', '{ data = "digits", modle', "statement one: key 'modle' is not known"),
-        ('model = "cifar/resnet8"\n', 'model = "cifar/resent8"\n', "ResNet: model 'cifar/resent8' is not known"),
-        ('on = [{ data = "digits", model = "cifar/resnet8" }]', "", "statement one: key on is missing"),
+        (
+            '{ data = "digits", model',
+            '{ data = "digits", modle',
+            "on[1].modle is not known; did you mean",
+        ),
+        ('model = "cifar/resnet8"\n', 'model = "cifar/resent8"\n', "row[1] model 'cifar/resent8' is not known"),
+        ('on = [{ data = "digits", model = "cifar/resnet8" }]', "", "statement[1] on is missing"),
         ('quantity = "test_error"', 'quantity = "last_stage"', "quantity 'last_stage' is not known"),
-        ('quantity = "test_error"', 'quantity = "noise_error"', "key noise is missing"),
+        ('quantity = "test_error"', 'quantity = "noise_error"', "statement[1] noise is missing"),
         ('check = "lower"', 'check = "near"', "quantity 'test_error' is not known"),
-        ('check = "lower"', 'check = "trend"\ndirection = "rising"', "key over is missing"),
-        ('check = "lower"', 'check = "trend"\nover = ["cifar/resnet8"]\ndirection = "up"', "direction 'up' is not"),
-        ("on = [", 'over = ["cifar/resent8"]\non = [', "statement one: model 'cifar/resent8' is not known"),
+        ('check = "lower"', 'check = "trend"\ndirection = "rising"', "statement[1] over is missing"),
+        (
+            'check = "lower"',
+            'check = "trend"\nover = ["cifar/resnet8"]\ndirection = "up"',
+            "direction cannot be 'up'",
+        ),
+        ("on = [", 'over = ["cifar/resent8"]\non = [', "statement[1] model 'cifar/resent8' is not known"),
         ("test_error = 1.0", "test_error = 101.0", "paper of ResNet: test_error must be a number from 0 to 100"),
         ("test_error = 1.0", "test_error = -1.0", "paper of ResNet: test_error must be a number from 0 to 100"),
-        ("on = [", "gain = -0.3\non = [", "statement one: gain must be a number from 0 to 100, not -0.3"),
-        ("on = [", "gain = nan\non = [", "statement one: gain must be a number from 0 to 100, not nan"),
-        ("on = [", "margin = -0.5\non = [", "statement one: margin must be a number from 0 to 100, not -0.5"),
-        ('"lstm"', '"fixed(0.010)"', "statement one: low controller 'fixed(0.010)' must be written 'fixed(0.01)'"),
-        ('"lstm"', '"lstm, weight decay 0"', "must be written 'lstm, weight decay 0.0'"),
-        ('"lstm"', '"lstm, descriptr visible"', "controller 'lstm, descriptr visible' is not known"),
-        ('"lstm"', '"lstm, descriptor mean"', "controller 'lstm, descriptor mean' is not known"),
-        ('"lstm"', '"plain, descriptor visible"', "controller 'plain, descriptor visible' is not known"),
-        ('"lstm"', '"lstm, last norm starts at 1"', "controller 'lstm, last norm starts at 1' is not known"),
+        ("on = [", "gain = -0.3\non = [", "statement[1].gain cannot be -0.3"),
+        ("on = [", "gain = nan\non = [", "statement[1].gain cannot be nan"),
+        ("on = [", "margin = -0.5\non = [", "statement[1].margin cannot be -0.5"),
+        ('"lstm"', '"fixed"', "statement[1].low controller 'fixed' is not known"),
+        ('"lstm"', '"lstm(0.5)"', "statement[1].low controller 'lstm(0.5)' is not known"),
+        ('"lstm"', '"lstm", descriptr = "visible"', "low.descriptr is not known; did you mean statement[1].low.desc"),
+        ('"lstm"', '"lstm", descriptor = "seen"', "statement[1].low.descriptor cannot be 'seen'"),
+        ('"lstm"', '"plain", last_norm_init = -1', "statement[1].low.last_norm_init cannot be -1.0"),
         (
             'quantity = "test_error"',
             'quantity = "noise_error"\nnoise = [0.1, 0.25]',
-            "statement one: noise 0.25 is never measured",
+            "statement[1] noise 0.25 is never measured",
         ),
-        ("[[statement]]", f"{STATEMENT}[[statement]]", "good.toml has this id already"),
-        ("on = [", 'stand_in = [{ data = "digit" }]\non = [', "statement one: data 'digit' is not known"),
+        ("[[statement]]", f"{STATEMENT}[[statement]]", "statement one: this file has this id already"),
+        ("on = [", 'stand_in = [{ data = "digit" }]\non = [', "statement[1].stand_in[1].data cannot be 'digit'"),
         (
             'check = "lower"\nquantity = "test_error"',
             'check = "near"\nquantity = "first_steps"\ngroup = { controller = "lstm" }',
-            "statement one: key value is missing",
+            "statement[1] value is missing",
         ),
         (
             'check = "lower"\nquantity = "test_error"',
             'check = "near"\nquantity = "first_steps"\ngroup = { controller = "lstm" }\nvalue = 0.5',
-            "statement one: key margin is missing",
+            "statement[1] margin is missing",
         ),
         (
             'check = "lower"\nquantity = "test_error"',
             'check = "settled"\nstate = "equal"\nwhy = "so"',
-            "statement one: state 'equal' is not known",
+            "statement[1].state cannot be 'equal'",
         ),
-        ('check = "lower"\nquantity = "test_error"', 'check = "settled"\nstate = "not run"', "key why is missing"),
-        ('{ controller = "lstm" }', '{ controller = "lstm", model = "resnet8" }', "low model 'resnet8' is not known"),
-        ('{ controller = "lstm" }', '{ controller = "lstm", data = "digits" }', "low must be { controller = … }"),
+        (
+            'check = "lower"\nquantity = "test_error"',
+            'check = "settled"\nstate = "not run"',
+            "why is missing",
+        ),
+        (
+            '{ controller = "lstm" }',
+            '{ controller = "lstm", model = "resnet8" }',
+            "low model 'resnet8' is not known",
+        ),
+        ('{ controller = "lstm" }', '{ controller = "lstm", data = "digits" }', "statement[1].low.data is not known"),
     ],
 )
 def test_a_mistake_is_named_and_the_other_files_still_count(tmp_path, before, after, complaint):
@@ -181,37 +204,42 @@ def claims_with(tmp_path, name, before, after, count=1):
     ("name", "before", "after", "complaint"),
     [
         ("table4", '"C-3_1" = 0.510', '"C-3_2" = 0.510', "paper of TSC-50 and TSC-101: only one has C-3_1, C-3_2"),
-        ("table4", '"C-3_1" = 0.510', '"X" = 0.510', "paper of TSC-50: block 'X' is not known"),
-        ("table4", '"C-3_1" = 0.510', '"C-3_0" = 0.510', "paper of TSC-50: block 'C-3_0' is not known"),
-        ("table6", "gates = [32, 16]", "gates = [32]", "structure 1 (TSC-ResNet-34): gates must be two numbers"),
-        ("table6", "input = [2304, 32]", "input = [2304]", "structure 2 (TSC-ResNet-34): input must be two numbers"),
-        ("table6", "output = [16, 64]", "output = []", "structure 1 (TSC-ResNet-34): output must be two numbers"),
-        ("table6", "[[3, 64], ", "[[3, 64, 1], ", "structure 1 (TSC-ResNet-34): convolutions[1] must be two numbers"),
-        ("table1", '"two_fc"', '"plain"', "TSC_2fc: controller 'plain' is not known"),
-        ("training", "lr = 0.1", "lrr = 0.1", "schedule of imagenet: optimiser: key 'lrr' is not known"),
-        ("training", '"crop_flip"', '"crop_flp"', "schedule of cifar10: augment 'crop_flp' is not known"),
-        ("training", "every = 30", "evry = 30", "schedule of imagenet: schedule: key 'evry' is not known"),
-        ("training", "lr = 0.1", 'lr = "0.1"', "schedule of imagenet: optimiser.lr must be a number, not '0.1'"),
-        ("training", "every = 30", "every = 30.5", "schedule of imagenet: schedule.every must be a whole number"),
+        ("table4", '"C-3_1" = 0.510', '"X" = 0.510', "paper of TSC-50: 'X' is not known; write blocks as C-3_1"),
+        ("table4", '"C-3_1" = 0.510', '"C-3_0" = 0.510', "paper of TSC-50: 'C-3_0' is not known"),
+        ("table6", "gates = [32, 16]", "gates = [32]", "structure[1] [32] must be two numbers"),
+        ("table6", "input = [2304, 32]", "input = [2304]", "structure[2] [2304] must be two numbers"),
+        ("table6", "output = [16, 64]", "output = []", "structure[1] [] must be two numbers"),
+        ("table6", "[[3, 64], ", "[[3, 64, 1], ", "structure[1] [3, 64, 1] must be two numbers"),
+        ("table1", '"two_fc"', '"plain"', "formula[2].controller cannot be 'plain'"),
+        (
+            "training",
+            "lr = 0.1",
+            "lrr = 0.1",
+            "schedule[1].optimiser.lrr is not known; did you mean",
+        ),
+        ("training", '"crop_flip"', '"crop_flp"', "schedule[2].augment cannot be 'crop_flp'"),
+        ("training", "every = 30", "evry = 30", "schedule[1].schedule.evry is not known"),
+        ("training", "lr = 0.1", 'lr = "0.1"', "schedule[1].optimiser.lr must be a number, not '0.1'"),
+        ("training", "every = 30", "every = 30.5", "schedule[1].schedule.every must be a whole number"),
         (
             "training",
             "lr = 0.1",
             "lr = nan",
-            "schedule of imagenet: optimiser.lr must be a number from 0 to 1e+06, not",
+            "schedule[1].optimiser.lr cannot be nan",
         ),
         (
             "training",
             "[0.5, 0.75]",
             "[0.5, inf]",
-            "schedule of cifar10: schedule.milestones must be a number from 0 to",
+            "schedule[2].schedule.milestones[2] cannot be inf",
         ),
-        ("training", "epochs = 300", "epochs = -300", "schedule of cifar10: epochs must be 1 or more, not -300"),
-        ("training", "[0.5, 0.75]", '["0.5"]', "schedule of cifar10: schedule.milestones[1] must be a number"),
+        ("training", "epochs = 300", "epochs = -300", "schedule[2].epochs cannot be -300 (allowed: at least 1)"),
+        ("training", "[0.5, 0.75]", '["0.5"]', "schedule[2].schedule.milestones[1] must be a number"),
         ("table3", "gflops_train = 1.81", "gflops_train = 1e300", "paper of TSC-ResNet-18: gflops_train must be"),
         ("table4", '"C-3_1" = 0.510', '"C-3_1" = 51.0', "paper of TSC-50: C-3_1 must be a number from 0 to 1, not 51"),
-        ("table4", '"C-3_1" = 0.510', '"C-3_1" = -inf', "paper of TSC-50: C-3_1 must be a number from 0 to 1"),
-        ("table6", "blocks = 3", "blocks = -3", "structure 1 (TSC-ResNet-34): blocks must be 1 or more, not -3"),
-        ("table6", "gates = [32, 16]", "gates = [0, 16]", "structure 1 (TSC-ResNet-34): gates must be 1 or more"),
+        ("table4", '"C-3_1" = 0.510', '"C-3_1" = -inf', "steps[1].paper.C-3_1 cannot be -inf"),
+        ("table6", "blocks = 3", "blocks = -3", "structure[1].blocks cannot be -3"),
+        ("table6", "gates = [32, 16]", "gates = [0, 16]", "structure[1].gates[1] cannot be 0"),
         ("table5", 'id = "table5-', 'id = "table4-depth"\n# ', "statement table4-depth: "),
     ],
 )
@@ -222,39 +250,42 @@ def test_a_mistake_in_a_shipped_file_is_named_and_the_others_still_count(tmp_pat
     assert problem.startswith(f"{tmp_path / name}.toml: {complaint}")
 
 
-def test_what_a_schedule_may_name_is_what_a_recipe_has():
-    """The report reads claims without the schema, so the two lists must be kept alike; noise levels likewise."""
+def test_what_a_claim_may_name_is_what_a_recipe_has():
+    """The report reads claims without the schema, so the lists must be kept alike; noise levels likewise."""
     recipe = dict(sections(Recipe()))
-    parts = {"optimiser": Optimiser, "schedule": Schedule}
-    assert {part: typing.get_type_hints(kind) for part, kind in parts.items()} == claim_checks.SETTINGS
+    for part, kind in (("optimiser", PaperOptimiser), ("schedule", PaperRates)):
+        wanted = {name: hint | None for name, hint in typing.get_type_hints(type(getattr(Recipe(), part))).items()}
+        assert typing.get_type_hints(kind) == wanted
     (augment,) = (field for field, _ in recipe["data"] if field.name == "augment")
-    assert augment.metadata["choices"] == claim_checks.AUGMENTS
-    assert claim_checks.NOISE_LEVELS == NOISE_LEVELS
-    assert tuple(LIBRARIES) == claim_checks.LIBRARIES
+    assert augment.metadata["choices"] == claims.AUGMENTS
+    assert claims.NOISE_LEVELS == NOISE_LEVELS
+    assert tuple(LIBRARIES) == names.LIBRARIES
+    settings = {field.name for field, _ in recipe["controller"]} - {"kind", "value", "module"}
+    assert set(Side.__dataclass_fields__) - {"controller", "model", "solution"} == settings | {"last_norm_init"}
 
 
 OPTIONS = {
-    "start": ("identity", "0.1"),
+    "start": ('"identity"', '"0.1"'),
     "reduction": ("2",),
-    "descriptor": ("visible",),
+    "descriptor": ('"visible"',),
     "descriptor_gradient": ("false",),
     "weight_decay": ("0", "0.00001", "5e-4"),
 }
 
 
 def test_every_subject_that_a_run_can_have_may_stand_in_a_claim(tmp_path):
-    fields = dict(sections(Recipe()))["controller"]
-    assert {field.name for field, _ in fields} == {"kind", "value", "module", *OPTIONS}
-    starts = ((), ("model.last_norm_init=0",), ("model.last_norm_init=0.5",))
-    more = [[f"controller.{key}={value}" for value in values] for key, values in OPTIONS.items()]
+    starts = ((), ("last_norm_init = 0",), ("last_norm_init = 0.5",))
+    more = [[f"{key} = {value}" for value in values] for key, values in OPTIONS.items()]
     options = [(), *((one,) for values in more for one in values), tuple(values[0] for values in more)]
-    kinds = [(f"controller.kind={kind}",) for kind in ("lstm", "two_fc", "independent")]
-    kinds += [("controller.kind=fixed", f"controller.value={value}") for value in (1, 0.01, 0.00002)]
-    stepped = [(*kind, *start, *option) for kind in kinds for start in starts for option in options]
-    for changes in (*(("controller.kind=none", *start) for start in starts), *stepped):
-        subject = subject_of(as_dict(load("paper/cifar10", list(changes))))
-        (tmp_path / "good.toml").write_text((GOOD + STATEMENT).replace('"lstm"', f'"{subject}"'))
-        assert read_claim(tmp_path / "good.toml").statement[0].low == {"controller": subject}
+    kinds = ("lstm", "two_fc", "independent", "fixed(1)", "fixed(0.01)", "fixed(0.00002)")
+    stepped = [(kind, *start, *option) for kind in kinds for start in starts for option in options]
+    for kind, *settings in (*(("plain", *start) for start in starts), *stepped):
+        wanted = ", ".join([f'"{kind}"', *settings])
+        (tmp_path / "good.toml").write_text((GOOD + STATEMENT).replace('"lstm"', wanted))
+        changes = [f"controller.{setting.replace(' ', '')}" for setting in settings if "last_norm" not in setting]
+        changes += [f"model.{setting.replace(' ', '')}" for setting in settings if "last_norm" in setting]
+        recipe = load("paper/cifar10", [f"controller.kind={kind.replace('plain', 'none')}", *changes])
+        assert read_claim(tmp_path / "good.toml").statement[0].low.subject == subject_of(as_dict(recipe))
 
 
 def test_a_network_that_no_library_has_is_named_with_its_file(tmp_path, capsys):
@@ -273,7 +304,7 @@ def test_a_sound_file_is_read(tmp_path):
     (tmp_path / "good.toml").write_text(GOOD + STATEMENT)
     claim = read_claim(tmp_path / "good.toml")
     assert claim.row[0].paper == {"test_error": 1.0}
-    assert claim.statement[0].on == ({"data": "digits", "model": "cifar/resnet8"},)
+    assert claim.statement[0].on == (Place("digits", "cifar/resnet8"),)
 
 
 def test_a_folder_without_claims_says_so(tmp_path):

@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from timestepper.cli.gather import compute
-from timestepper.report import counts, load_claims
+from timestepper.report import counts
+from timestepper.report.claims import load_claims
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def test_what_agrees_and_what_does_not_is_known(claims, counted):
         for name in ("table2", "table3")
         for row in claims[name].row
         for quantity, paper in row.paper.items()
-        if quantity in counts.COUNTS and not counts.agrees(counts._count(counted, row, quantity), paper)
+        if quantity in counts.COUNTS and not counts.agrees(counts.count(counted, row, quantity), paper)
     }
     parameters = {item for item in differing if item[1].startswith("parameters")}
     assert parameters == {

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made import LSTM, PLACE, ended, noisy, statement, stepped, task, trained, verdict
+from made import DIGITS, LSTM, PLACE, ended, noisy, statement, stepped, task, trained, verdict
 from scipy.stats import binom
 
-from timestepper.report.statistics import CONTRADICTED, EQUAL, OPEN, SUPPORTED
-from timestepper.report.verdicts import NOT_RUN
+from timestepper.report.claims import Place
+from timestepper.report.statistics import CONTRADICTED, EQUAL, NOT_RUN, OPEN, SUPPORTED
 
 STUDIES = 2000
 FALSE = int(binom.ppf(0.999, STUDIES, 0.05))  # more is no luck if 5 % are false
@@ -51,7 +51,7 @@ def settings(number):
 
 
 def both_places(rng):
-    asked = replace(LOWER, on=(PLACE, {"data": "cifar10", "model": "cifar/resnet8"}))
+    asked = replace(LOWER, on=(PLACE, Place("cifar10", "cifar/resnet8")))
     places = (task(), task(data="cifar10"))
     return asked, *(ended(s, rng.normal(7, 0.3, 3), p) for p in places for s in ("lstm", "plain"))
 
@@ -78,7 +78,7 @@ def in_training(rng):
 
 def over_depth(check, errors=(7, 7, 7, 7), gap=False, seeds=3, scatter=0.3, **keys):
     sides = {} if gap else {"group": LSTM}
-    asked = statement(check, over=DEPTHS, on=({"data": "digits"},), **{"direction": "falling"} | keys | sides)
+    asked = statement(check, over=DEPTHS, on=(DIGITS,), **{"direction": "falling"} | keys | sides)
 
     def make(rng):
         arms = ("lstm", "plain") if gap or check == "most" else ("lstm",)

@@ -9,27 +9,26 @@ import pytest
 
 from timestepper.cli.gather import solutions
 from timestepper.experiment.load import as_dict, load
-from timestepper.report import compare, figures, results, step_figures, svg
-from timestepper.report.groups import group, how
+from timestepper.records.record import Outcome
+from timestepper.report import figures, results, svg
+from timestepper.report.groups import differences, group, how, same_start_of
 from timestepper.report.statistics import MINUS
 from timestepper.report.summary import summarise
 
 
 def at_depth(record, depth, error, *changes):
     recipe = as_dict(load("paper/cifar10", ["controller.kind=none", f"model.name=cifar/resnet{depth}", *changes]))
-    return replace(record, recipe=recipe, final={**record.final, "test": {"error": error / 100, "loss": 1.0}})
+    return replace(record, recipe=recipe, final=replace(record.final, test=Outcome(error / 100)))
 
 
 def test_a_depth_that_was_run_under_other_conditions_stays_out_of_the_curve(records):
     found = [at_depth(records[0], depth, error) for depth, error in ((32, 7.5), (56, 7.0), (110, 6.5))]
     other = at_depth(records[0], 56, 9.0, "schedule.warmup_epochs=1")
     drawn = figures.depth(group([*found, other]), lambda task, extra: how(task, {}, extra))
-    assert drawn is not None
     (panel,) = drawn.panels
     assert "7.50 at depth 32, 7.00 at depth 56, 6.50 at depth 110" in panel.drawing
     both = [*found, other, at_depth(records[0], 32, 9.5, "schedule.warmup_epochs=1")]
     drawn = figures.depth(group(both), lambda task, extra: how(task, {}, extra))
-    assert drawn is not None
     assert [panel.heading for panel in drawn.panels] == [
         "CIFAR-10, 300 epochs, batch 64",
         "CIFAR-10, 300 epochs, batch 64, warmup epochs 1.0",
@@ -45,8 +44,8 @@ def test_a_difference_is_the_network_s_error_less_the_plain_one_s(records):
         )
         for record, error in zip(plain, (6.0, 6.4), strict=True)
     ]
-    ((found, apart),) = compare.differences(group([*plain, *stepped]))
-    assert (found.subject, apart.mean) == ("lstm", pytest.approx(-0.9))
+    ((found, apart),) = differences(group([*plain, *stepped]))
+    assert (found.subject.label, apart.mean) == ("lstm", pytest.approx(-0.9))
 
 
 def test_the_plain_network_that_starts_as_a_controller_does_is_the_fair_one(records):
@@ -60,13 +59,12 @@ def test_the_plain_network_that_starts_as_a_controller_does_is_the_fair_one(reco
     both, all_three = group([*plain, *stepped]), group([*plain, *fair, *stepped])
 
     def headings(groups):
-        drawn = figures.comparison(groups, lambda task: "here")
-        return [] if drawn is None else [panel.heading for panel in drawn.panels]
+        return [panel.heading for panel in figures.comparison(groups, lambda task: "here").panels]
 
     assert headings(both) == ["Minus plain: here"]
     assert headings(all_three) == ["Minus plain: here", "Minus plain that starts at half steps: here"]
-    base = compare.same_start_of(all_three)
-    apart = {found.subject: value.mean for found, value in compare.differences(all_three, base)}
+    base = same_start_of(all_three)
+    apart = {found.subject.label: value.mean for found, value in differences(all_three, base)}
     assert apart == {"plain": pytest.approx(1.2), "lstm": pytest.approx(0.2)}
     assert "half" not in summarise(both, {}, [], None, lambda task: "here")[1]
     (sentence,) = summarise(all_three, {}, [], None, lambda task: "here")[1:]
@@ -97,7 +95,7 @@ def test_a_run_far_behind_the_others_leaves_them_room(records):
 
 @pytest.mark.parametrize(("mean", "tip"), [(-9.0, 10.0), (9.0, svg.WIDTH - 10.0)])
 def test_an_arrow_points_away_from_the_axis(mean, tip):
-    drawn = svg.forest([("label", mean, mean - 0.5, mean + 0.5)], (-1.0, 1.0), "x", "title", "text")
+    drawn = svg.forest([("label", mean, (mean - 0.5, mean + 0.5))], (-1.0, 1.0), "x", "title", "text")
     (points,) = re.findall(r'<polygon class="dot stepped beyond" points="([^"]+)"', drawn)
     first, *back = [float(point.partition(",")[0]) for point in points.split()]
     assert first == tip
@@ -114,7 +112,7 @@ def test_an_arrow_points_away_from_the_axis(mean, tip):
     ],
 )
 def test_every_cut_end_of_a_bar_is_an_arrow(low, high, tips):
-    drawn = svg.forest([("label", 0.2, low, high)], (-1.0, 1.0), "x", "title", "text")
+    drawn = svg.forest([("label", 0.2, (low, high))], (-1.0, 1.0), "x", "title", "text")
     heads = re.findall(r'<polygon class="dot stepped cut" points="([^"]+)"', drawn)
     places = [[float(point.partition(",")[0]) for point in head.split()] for head in heads]
     assert [tip for tip, *_ in places] == tips
@@ -123,7 +121,7 @@ def test_every_cut_end_of_a_bar_is_an_arrow(low, high, tips):
 
 
 def test_a_mean_beyond_the_axis_is_one_arrow_and_the_other_end_of_its_bar_another():
-    drawn = svg.forest([("label", 9.0, -5.0, 23.0)], (-1.0, 1.0), "x", "title", "text")
+    drawn = svg.forest([("label", 9.0, (-5.0, 23.0))], (-1.0, 1.0), "x", "title", "text")
     assert (drawn.count('stepped beyond"'), drawn.count('stepped cut"')) == (1, 1)
 
 
@@ -145,7 +143,7 @@ def test_a_plot_runs_from_its_lower_left_to_its_upper_right(log_x, log_y):
 
 def test_figure_1_shows_the_exact_solution():
     """y = exp(-4t) from t = 0 to 3, here read at t = 0.5."""
-    for panel in step_figures.initial_value_problem(solutions()).panels:
+    for panel in figures.initial_value_problem(solutions()).panels:
         line = points_of(panel.drawing, "quiet")
         (left, top), (x, y), (right, bottom) = line[0], line[25], line[-1]
         assert (x - left) / (right - left) == pytest.approx(0.5 / 3, abs=1e-3)
@@ -153,8 +151,8 @@ def test_figure_1_shows_the_exact_solution():
 
 
 def test_a_long_training_is_shown_from_its_first_to_its_last_epoch():
-    assert step_figures._thinned(3) == [0, 1, 2]
-    long = step_figures._thinned(300)
+    assert figures.thinned(3) == [0, 1, 2]
+    long = figures.thinned(300)
     assert (long[0], long[-1]) == (0, 299)
     steps = {later - earlier for earlier, later in itertools.pairwise(long)}
     assert steps == {6, 7}
@@ -180,15 +178,14 @@ def test_a_line_is_the_mean_of_what_all_seeds_have_and_its_shade_their_range():
 def test_whether_the_controller_reads_the_weights_is_shown(records):
     groups = group(records)
     table = results.influence_table(groups, lambda task: "here")
-    assert table is not None
     assert table.columns == ("Runs", "Stage 1", "Stage 2", "Stage 3")
     ((name, *cells),) = table.rows  # the plain network has nothing to read
     assert (name.under, name.text) == ("here", "lstm, 2 seeds")
-    both = [record.final["descriptor_influence"]["layer1"] for record in records if "folded" in record.final]
+    both = [record.final.descriptor_influence["layer1"] for record in records if record.final.folded]
     assert cells[0].text == f"{sum(both) / 2:.1e}"
-    assert results.influence_table([found for found in groups if found.plain], lambda task: "here") is None
-    stepped = next(record for record in records if "folded" in record.final)
-    deaf = replace(stepped, final=stepped.final | {"descriptor_influence": {"layer1": 0.0}})
+    assert not results.influence_table([found for found in groups if found.subject.kind == "plain"], str).rows
+    stepped = next(record for record in records if record.final.folded)
+    deaf = replace(stepped, final=replace(stepped.final, descriptor_influence={"layer1": 0.0}))
     assert results.influence_table(group([deaf]), lambda task: "here").rows[0][1].text == "0"
 
 
@@ -198,7 +195,7 @@ def test_panels_of_one_task_have_one_axis(records):
     controller = record.recipe["controller"] | {"kind": "two_fc", "value": None}
     steeper = replace(record.stability, log_bound=tuple(10 * log for log in record.stability.log_bound))
     other = replace(record, recipe=record.recipe | {"controller": controller}, stability=steeper)
-    figure = step_figures.stability(group([record, other]), lambda task: "here")
+    figure = figures.stability(group([record, other]), lambda task: "here")
     first, second = (re.findall(r'<text class="tick end".*?</text>', panel.drawing) for panel in figure.panels)
     assert first == second != []
 
@@ -213,19 +210,16 @@ def test_the_worst_found_is_the_worst_of_all_searches(records):
     )
     groups = group([replace(record, stability=growth)])
     table = results.stability_table(groups, lambda task: "here")
-    assert table is not None
     assert [cell.text for cell in table.rows[0][2:]] == ["3.00", "3.00", "0.00"]
-    drawn = step_figures.stability(groups, lambda task: "here")
-    assert drawn is not None
+    drawn = figures.stability(groups, lambda task: "here")
     assert f"measured growth {math.exp(2):.2f} to {math.exp(2):.2f}" in drawn.panels[0].drawing
 
 
 @pytest.mark.parametrize("measure", ["error", "loss"])
 def test_curves_of_zeros_have_an_axis(records, measure):
     """Every test image right, or nothing left to learn: a logarithm has no place for zero."""
-    part = {"error": "test", "loss": "train"}[measure]
-    lines = tuple({**line, part: {**line[part], measure: 0.0}} for line in records[0].epochs)
-    drawn = figures.learning_curves(group([replace(records[0], epochs=lines)]), lambda task: "here")
+    zeros = replace(records[0], **{measure: (0.0, 0.0)})
+    drawn = figures.learning_curves(group([zeros]), lambda task: "here")
     assert len(drawn.panels) == 2
     for panel in drawn.panels:
         assert not re.search(r"nan|inf", panel.drawing)
@@ -251,7 +245,7 @@ def test_a_bound_that_no_float_holds_is_drawn_at_the_edge_and_said(records):
 
     def drawn(*logs):
         growth = replace(record.stability, log_bound=logs)
-        return step_figures.stability(group([replace(record, stability=growth)]), lambda task: "here")
+        return figures.stability(group([replace(record, stability=growth)]), lambda task: "here")
 
     huge, usual = drawn(0.0, 800.0, -800.0), drawn(0.0, 1.0, 2.0)
     assert "Bound 0.00 to 10^347" in huge.panels[0].drawing
@@ -260,7 +254,6 @@ def test_a_bound_that_no_float_holds_is_drawn_at_the_edge_and_said(records):
 
 
 def test_the_title_of_a_stability_drawing_names_its_task(records):
-    drawn = step_figures.stability(group(records), lambda task: "ResNet on here")
-    assert drawn is not None
+    drawn = figures.stability(group(records), lambda task: "ResNet on here")
     for panel in drawn.panels:
         assert f"measured growth, ResNet on here: {panel.heading}</title>" in panel.drawing

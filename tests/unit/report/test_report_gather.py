@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from timestepper.cli.gather import check_folders, check_results, describe, pending, show
+from timestepper.cli.gather import check_given, check_results, describe, pending, show
 from timestepper.errors import RunDirectoryError
 from timestepper.experiment.load import load
 from timestepper.experiment.reproduce import DONE, FINISHED, MISSING, UNMEASURED, Step
 from timestepper.experiment.sets import open_sets
-from timestepper.report import load_claims
-from timestepper.report.tables import Cell, Table
+from timestepper.report.claims import load_claims
+from timestepper.report.tables import table
 
 SHORT = ["run.epochs=120", "data.batch_size=128"]
 
@@ -68,10 +68,10 @@ def test_a_folder_that_is_a_file_is_told_from_a_missing_one(tmp_path):
     (tmp_path / "file").touch()
     for option in ("--results", "--claims"):
         with pytest.raises(RunDirectoryError, match=f"^{option} .*/file: is a file and not a folder; name"):
-            check_folders({option: tmp_path / "file"})
+            check_given({option: tmp_path / "file"})
     for missing in ("none", "file/none"):
         with pytest.raises(RunDirectoryError, match=f"{missing}: there is no such folder; name another"):
-            check_folders({"--results": tmp_path / missing})
+            check_given({"--results": tmp_path / missing})
         check_results(tmp_path / missing)  # there are no records yet
     with pytest.raises(RunDirectoryError, match=r"/file: is a file and not a folder; name the folder of re"):
         check_results(tmp_path / "file")
@@ -85,7 +85,7 @@ def test_a_folder_that_cannot_be_read_says_why(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied", str(folder))
 
     monkeypatch.setattr("os.listdir", closed)
-    for check in (check_results, lambda folder: check_folders({"--results": folder})):
+    for check in (check_results, lambda folder: check_given({"--results": folder})):
         with pytest.raises(RunDirectoryError, match=r": cannot be read \(Permission denied\); name"):
             check(tmp_path)
 
@@ -95,8 +95,7 @@ def test_many_columns_of_figures_leave_a_name_its_room(capsys, monkeypatch, colu
     name = "ResNet-56, CIFAR-10, short schedule (120 epochs, batch 128): plain, 3 seeds"
     monkeypatch.setattr("sys.stdout.isatty", lambda: columns == "80")
     monkeypatch.setenv("COLUMNS", columns)
-    figures = tuple(Cell("12.9 ± 1.2") for _ in range(11))
-    show([Table("t", "caption", ("Runs", *map(str, range(11))), ((Cell(name), *figures),))])
+    show([table("t", "caption", ("Runs", *map(str, range(11))), [(name, *["12.9 ± 1.2"] * 11)])])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert any("ResNet-56, CIFAR-10, short" in line for line in lines)
     assert len(lines) <= 12

@@ -4,24 +4,20 @@ import pytest
 
 from timestepper.experiment.load import as_dict, load, sections
 from timestepper.experiment.schema import Recipe
-from timestepper.report import groups, load_claims
-from timestepper.report.groups import (
-    condition_labels,
-    group,
-    how,
-    schedule_label,
-    subject_of,
-    task_of,
-)
-from timestepper.report.names import model_name, subject_name
+from timestepper.records import subject as subjects
+from timestepper.records.subject import subject_of
+from timestepper.report import groups
+from timestepper.report.claims import load_claims
+from timestepper.report.groups import condition_labels, group, how, schedule_label, task_of
+from timestepper.report.names import model_name
 
 
 @pytest.mark.parametrize(
     ("changes", "subject"),
     [
         (["controller.kind=none"], "plain"),
-        (["controller.kind=two_fc"], "two_fc"),
-        (["controller.kind=fixed", "controller.value=0.01"], "fixed(0.01)"),
+        (["controller.kind=two_fc"], "two fc"),
+        (["controller.kind=fixed", "controller.value=0.01"], "fixed 0.01"),
         (["controller.kind=none", "model.last_norm_init=0.5"], "plain, last norm starts at 0.5"),
         (["controller.kind=none", "model.last_norm_init=0"], "plain, last norm starts at 0"),
         (["controller.kind=none", "model.last_norm_init=1"], "plain"),
@@ -30,7 +26,7 @@ from timestepper.report.names import model_name, subject_name
     ],
 )
 def test_what_was_put_on_the_network(changes, subject):
-    assert subject_of(as_dict(load("paper/cifar10", changes))) == subject
+    assert subject_of(as_dict(load("paper/cifar10", changes))).label == subject
 
 
 def like(record, *changes, name="paper/cifar10"):
@@ -105,21 +101,20 @@ def test_networks_come_in_the_order_of_their_depth_and_the_longest_training_firs
 
 def test_real_runs_group_by_controller_with_plain_first(records):
     groups = group(records)
-    assert [(found.subject, list(found.runs)) for found in groups] == [("plain", [0, 1]), ("lstm", [0, 1])]
+    assert [(found.subject.label, list(found.runs)) for found in groups] == [("plain", [0, 1]), ("lstm", [0, 1])]
 
 
 def test_names_for_people():
     named = {"timm/resnext50_32x4d": "ResNeXt-50", "timm/seresnet101": "SENet-101", "cifar/cliquenet": "CliqueNet"}
     assert {model: model_name(model) for model in named} == named
     assert model_name("mine/odd_net") == "mine/odd_net"
-    assert subject_name("fixed(0.01)") == "fixed 0.01"
 
 
 def test_what_is_free_in_a_recipe_does_not_part_tasks():
     """The report reads records without the schema, so the two lists must be kept alike."""
     for section, fields in sections(Recipe()):
         free = {field.name for field, _ in fields if field.metadata["free"]}
-        assert section == "controller" or free <= groups._FREE.get(section, set()), section
+        assert section == "controller" or free <= groups.FREE.get(section, set()), section
     for field, default in dict(sections(Recipe()))["controller"]:
-        usual = field.name in ("kind", "value") or default in groups._USUAL.get(field.name, groups._OFF)
+        usual = field.name in ("kind", "value") or default in (subjects.USUAL.get(field.name), *subjects.OFF)
         assert usual, f"the report would name controller.{field.name} = {default} as if it were unusual"

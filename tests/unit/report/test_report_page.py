@@ -9,16 +9,15 @@ from html.parser import HTMLParser
 
 import pytest
 
-from timestepper import report
 from timestepper.errors import RunDirectoryError
 from timestepper.experiment.load import as_dict, load
 from timestepper.report import page, verdicts
-from timestepper.report.claims import Claim, Statement
+from timestepper.report.claims import Claim, Statement, load_claims
 from timestepper.report.groups import group
-from timestepper.report.page import Section
-from timestepper.report.statistics import CONTRADICTED, EQUAL, OPEN, SUPPORTED
+from timestepper.report.page import Section, write_page
+from timestepper.report.statistics import CONTRADICTED, EQUAL, NO_EFFECT, NOT_RUN, OPEN, SUPPORTED
 from timestepper.report.summary import summarise
-from timestepper.report.tables import Cell, Table
+from timestepper.report.tables import TableCell, table
 
 
 class Tags(HTMLParser):
@@ -69,10 +68,10 @@ def test_a_screen_reader_finds_its_way(whole_page):
 
 def test_what_neighbouring_rows_share_is_said_once_above_them(tmp_path):
     """On the page; Markdown, the terminal and JSON, which have no such headings, say the whole name in every row."""
-    names = [Cell("a", under="one <task>"), Cell("b", under="one <task>"), Cell("c", under="another"), Cell("d")]
-    table = Table("t", "caption", ("Run", "Error"), tuple((name, Cell("1")) for name in names))
-    section = Section("s", "Title", tables=(table,))
-    text = page._render(title="", summary=(), sections=[section], problems=[], headline={})
+    headings = {"a": "one <task>", "b": "one <task>", "c": "another", "d": ""}
+    made = table("t", "caption", ("Run", "Error"), [(TableCell(n, under=u), "1") for n, u in headings.items()])
+    section = Section("s", "Title", tables=(made,))
+    text = page.render(title="", summary=(), sections=[section], problems=[], headline={})
     bodies = re.findall(r"<tbody.*?</tbody>", text, re.S)
     heads = [re.findall(r'<th scope="(\w+)"[^>]*>(.*?)</th>', body) for body in bodies]
     assert heads == [
@@ -82,10 +81,10 @@ def test_what_neighbouring_rows_share_is_said_once_above_them(tmp_path):
     ]
     assert text.count('colspan="2"') == 2
     full = ["one <task>: a", "one <task>: b", "another: c", "d"]
-    assert [line.split(" | ")[0].removeprefix("| ") for line in table.markdown().splitlines()[4:]] == [
+    assert [line.split(" | ")[0].removeprefix("| ") for line in made.markdown().splitlines()[4:]] == [
         name.replace("<", "&lt;") for name in full
     ]
-    assert [row[0]["text"] for row in table.as_dict()["rows"]] == full
+    assert [row[0]["text"] for row in made.as_dict()["rows"]] == full
 
 
 def test_descriptions_are_not_empty(whole_page):
@@ -117,8 +116,8 @@ def test_every_section_of_the_issue_is_there(whole_page):
 
 
 def test_without_records_everything_else_is_still_reported(tmp_path):
-    claims, _ = report.load_claims()
-    report.write_page([], claims, tmp_path / "page.html", tmp_path / "page.md")
+    claims, _ = load_claims()
+    write_page([], claims, tmp_path / "page.html", tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
     assert "No finished runs yet." in text
     assert "There are no records yet" in text
@@ -130,7 +129,7 @@ def test_without_records_everything_else_is_still_reported(tmp_path):
 def test_a_folder_in_the_place_of_the_page_is_told_in_one_line(tmp_path, blocked):
     (tmp_path / blocked).mkdir()
     with pytest.raises(RunDirectoryError) as raised:
-        report.write_page([], {}, tmp_path / "page.html", tmp_path / "page.md")
+        write_page([], {}, tmp_path / "page.html", tmp_path / "page.md")
     assert str(raised.value) == f"cannot write {tmp_path / blocked}: Is a directory; it is a folder, name a file"
 
 
@@ -138,12 +137,12 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path):
     (tmp_path / "page.html").write_text("the old page")
     (tmp_path / "page.html.tmp").mkdir()  # in the way of what is written before it takes the page's name
     with pytest.raises(RunDirectoryError, match=r"cannot write .*page\.html: "):
-        report.write_page([], {}, tmp_path / "page.html", tmp_path / "page.md")
+        write_page([], {}, tmp_path / "page.html", tmp_path / "page.md")
     assert (tmp_path / "page.html").read_text() == "the old page"
 
 
 def test_without_claims_it_is_a_comparison_of_two_runs(records, tmp_path):
-    report.write_page(records[:2], {}, tmp_path / "page.html", tmp_path / "page.md", title="Digits")
+    write_page(records[:2], {}, tmp_path / "page.html", tmp_path / "page.md", title="Digits")
     text = (tmp_path / "page.html").read_text()
     assert "not yet run" not in text.lower()
     assert "paper" not in re.sub(r"--paper", "", text.lower())
@@ -153,14 +152,14 @@ def test_the_first_paragraph_says_which_number_is_whose(records, tmp_path):
     plain = [record for record in records if record.recipe["controller"]["kind"] == "none"]
     gentle = {**plain[0].recipe, "model": {**plain[0].recipe["model"], "last_norm_init": 0.5}}
     runs = [*plain, *(replace(record, recipe=gentle) for record in plain)]
-    report.write_page(runs, {}, tmp_path / "page.html", tmp_path / "page.md")
+    write_page(runs, {}, tmp_path / "page.html", tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
     assert re.search(r"test error [\d. ±]+% \(plain\) and [\d. ±]+% \(plain, last norm starts at 0.5\), a diff", text)
 
 
 def test_the_first_paragraph_counts_the_verdicts_and_says_which_rest_on_less():
     claim = Claim("c", "Table 9", "a claim")
-    states = (SUPPORTED, OPEN, OPEN, *(verdicts.NOT_RUN,) * 3)
+    states = (SUPPORTED, OPEN, OPEN, *(NOT_RUN,) * 3)
     found = [
         verdicts.Verdict(claim, Statement(str(number), "", "lower", "test_error"), state, "")
         for number, state in enumerate(states)
@@ -183,7 +182,7 @@ def test_the_first_paragraph_is_about_the_task_with_most_runs(records):
 
 def test_the_first_paragraph_begins_with_the_paper_s_own_schedule(records):
     """Even where fewer runs follow it than a short one; what the paper has no schedule for is no such task."""
-    claims, _ = report.load_claims()
+    claims, _ = load_claims()
 
     def on_cifar(chosen, *overrides):
         kinds = (f"controller.kind={record.recipe['controller']['kind']}" for record in chosen)
@@ -199,14 +198,14 @@ def test_the_first_paragraph_begins_with_the_paper_s_own_schedule(records):
 
 
 def test_a_short_schedule_is_marked_wherever_it_appears(records, tmp_path):
-    claims, _ = report.load_claims()
+    claims, _ = load_claims()
     short = ["run.epochs=120", "data.batch_size=128"]
     kinds = {"none": "controller.kind=none", "lstm": "controller.kind=lstm"}
     pretended = [
         replace(r, recipe=as_dict(load("paper/cifar10", [*short, kinds[r.recipe["controller"]["kind"]]])))
         for r in records
     ]
-    report.write_page(pretended, claims, tmp_path / "page.html", tmp_path / "page.md")
+    write_page(pretended, claims, tmp_path / "page.html", tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
     lines = [line for line in text.splitlines() if line.startswith("|") and "ResNet-56, CIFAR-10" in line]
     measured = [line for line in lines if "not run" not in line]
@@ -214,15 +213,16 @@ def test_a_short_schedule_is_marked_wherever_it_appears(records, tmp_path):
     assert all("short schedule (120 epochs, batch 128)" in line for line in measured)
     assert "rest on a short schedule or a smaller stand-in" in text
     found = verdicts.judge(claims, group(pretended))
-    seen = [verdict for verdict in found if verdict.state not in (verdicts.NOT_RUN, verdicts.NO_EFFECT)]
+    seen = [verdict for verdict in found if verdict.state not in (NOT_RUN, NO_EFFECT)]
     assert all(verdict.short for verdict in seen if verdict.statement.check != "settled")
 
 
 def test_the_report_never_imports_torch(results, tmp_path):
     program = (
-        "import sys; from pathlib import Path; from timestepper import report\n"
-        f"records, _ = report.load_records(Path({str(results)!r})); claims, _ = report.load_claims()\n"
-        f"report.write_page(records, claims, Path({str(tmp_path / 'a.html')!r}), Path({str(tmp_path / 'a.md')!r}))\n"
+        "import sys; from pathlib import Path; from timestepper.records import load_records\n"
+        "from timestepper.report.claims import load_claims; from timestepper.report.page import write_page\n"
+        f"records, _ = load_records(Path({str(results)!r})); claims, _ = load_claims()\n"
+        f"write_page(records, claims, Path({str(tmp_path / 'a.html')!r}), Path({str(tmp_path / 'a.md')!r}))\n"
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -235,7 +235,7 @@ def luminance(colour):
 
 
 def test_colours_have_contrast_in_light_and_dark():
-    style = (page._FOLDER / "page.css").read_text()
+    style = (page.FOLDER / "page.css").read_text()
     themes = re.findall(r":root \{(.*?)\}", style, re.S)[:2]
     assert len(themes) == 2
     for theme in themes:
@@ -248,9 +248,9 @@ def test_colours_have_contrast_in_light_and_dark():
 
 def test_markdown_shows_what_strings_say_and_does_nothing_of_it(tmp_path):
     hostile = "<script>alert(1)</script> [x](javascript:1) \x1b[31m & a\n# heading"
-    table = Table("t", hostile, (hostile, "Error"), ((Cell(hostile), Cell("1")),), notes=(hostile,))
-    sections = [Section("s", hostile, tables=(table,), note=hostile)]
-    text = page._markdown(hostile, [hostile], sections, [hostile])
+    made = table("t", hostile, (hostile, "Error"), [(hostile, "1")], notes=(hostile,))
+    sections = [Section("s", hostile, tables=(made,), note=hostile)]
+    text = page.markdown(hostile, [hostile], sections, [hostile])
     assert text.count("&lt;script>alert(1)&lt;/script> [x]\\(javascript:1) \\x1b[31m &amp; a # heading") == 9
     assert "<script" not in text
     assert not [line for line in text.splitlines() if line.startswith("# heading")]

@@ -4,31 +4,26 @@ from dataclasses import replace
 
 import pytest
 
+from timestepper.records.record import Noise, Outcome
 from timestepper.report import quantities
-from timestepper.report.records import Noise
-
-
-def line(epoch, loss, error=None):
-    return {"epoch": epoch, "train": {"loss": loss}} | ({} if error is None else {"test": {"error": error}})
 
 
 def test_errors_are_percent_of_the_last_epoch_or_of_all_of_them(records):
-    epochs = (line(1, 2.0, 0.5), line(2, 1.5, 0.1), line(3, 1.0, 0.3))
-    final = {**records[0].final, "test": {"error": 0.3, "loss": 1.0}, "best": {"error": 0.1, "epoch": 2}}
-    record = replace(records[0], epochs=epochs, final=final)
+    final = replace(records[0].final, test=Outcome(0.3))
+    record = replace(records[0], loss=(2.0, 1.5, 1.0), error=(0.5, 0.1, 0.3), final=final)
     assert quantities.test_error(record) == 30
     assert quantities.error_curve(record) == [(1, 50), (2, 10), (3, 30)]
     assert quantities.loss_curve(record) == [(1, 2.0), (2, 1.5), (3, 1.0)]
 
 
 def test_the_error_of_a_tenth_of_the_training_needs_all_its_epochs(records):
-    epochs = [line(n, 1.0, n / 100) for n in range(1, 21)]
-    record = replace(records[0], epochs=tuple(epochs))
+    errors = [number / 100 for number in range(1, 21)]
+    record = replace(records[0], error=errors)
     assert [quantities.training_error(record, tenth) for tenth in (1, 2, 10)] == pytest.approx([1.5, 3.5, 19.5])
-    without = replace(record, epochs=(line(1, 1.0), *epochs[1:]))
+    without = replace(record, error=(None, *errors[1:]))
     assert [quantities.training_error(without, tenth) is None for tenth in (1, 2)] == [True, False]
-    assert quantities.training_error(replace(record, epochs=tuple(epochs[:5])), 1) is None
-    uneven = replace(record, epochs=tuple(epochs[:13]))
+    assert quantities.training_error(replace(record, error=errors[:5]), 1) is None
+    uneven = replace(record, error=errors[:13])
     assert all(quantities.training_error(uneven, tenth) for tenth in range(1, 11))
 
 

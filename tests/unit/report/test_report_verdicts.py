@@ -3,20 +3,20 @@
 from dataclasses import replace
 
 import pytest
-from made import LSTM, PLACE, PLAIN, ended, noisy, statement, stepped, task, trained, verdict, verdicts
+from made import DIGITS, LSTM, PLACE, PLAIN, ended, noisy, statement, stepped, task, trained, verdict, verdicts
 
-from timestepper.report import load_claims
-from timestepper.report.claims import Claim
+from timestepper.records.subject import subject
+from timestepper.report.claims import Claim, Place, Side, load_claims
 from timestepper.report.groups import group
-from timestepper.report.statistics import CONTRADICTED, EQUAL, OPEN, SUPPORTED
-from timestepper.report.verdicts import NO_EFFECT, NOT_RUN, headline, judge
+from timestepper.report.statistics import CONTRADICTED, EQUAL, NO_EFFECT, NOT_RUN, OPEN, SUPPORTED
+from timestepper.report.verdicts import headline, judge
 
 LOWER = statement("lower", gain=0.5)
 DEPTHS = ("cifar/resnet8", "cifar/resnet14", "cifar/resnet32", "cifar/resnet56")
 
 
 def deep(check, *, over=DEPTHS, direction="falling", **keys):
-    return statement(check, over=over, direction=direction, on=({"data": "digits"},), **keys)
+    return statement(check, over=over, direction=direction, on=(DIGITS,), **keys)
 
 
 def at_depths(subject, *errors, spread=(-0.1, 0.0, 0.1), over=DEPTHS):
@@ -62,7 +62,7 @@ def test_equal_is_about_points_and_not_about_losses():
 
 def test_step_size_0_01_that_is_worse_by_4_35_and_15_points_is_not_refuted():
     """The real errors: open at the paper's schedule, whose networks differ so much; supported by both schedules."""
-    worse = statement("lower", low=PLAIN, high={"controller": "fixed(0.01)"})
+    worse = statement("lower", low=PLAIN, high=Side("fixed(0.01)"))
     long, short = task(epochs=300), task(epochs=120)
     slow = [ended("plain", [6.99, 5.91, 6.47], long), ended("fixed(0.01)", [11.38, 40.58, 21.53], long)]
     fast = [ended("plain", [7.37, 8.12, 7.21], short), ended("fixed(0.01)", [45.33, 42.75, 42.93], short)]
@@ -226,7 +226,7 @@ def test_a_controller_that_is_behind_at_every_depth_has_no_gap_that_widens():
 
 def test_a_stand_in_s_trend_goes_over_networks_of_its_own():
     asked = deep("trend", group=LSTM, over=("timm/resnet18", "timm/resnet34"), stand_over=DEPTHS)
-    asked = replace(asked, on=({"data": "imagenet"},), stand_in=({"data": "digits"},))
+    asked = replace(asked, on=(Place("imagenet"),), stand_in=(DIGITS,))
     found = verdict(asked, *at_depths("lstm", 9, 8, 7, 6))
     assert (found.state, found.stand_in) == (SUPPORTED, True)
 
@@ -240,8 +240,8 @@ def test_who_gains_most_gains_more_than_each_of_the_others():
 
 
 def test_two_networks_may_be_compared():
-    low, high = {"controller": "lstm", "model": DEPTHS[0]}, {"controller": "plain", "model": DEPTHS[1]}
-    asked = statement("lower", low=low, high=high, on=({"data": "digits"},))
+    low, high = Side("lstm", model=DEPTHS[0]), Side("plain", model=DEPTHS[1])
+    asked = statement("lower", low=low, high=high, on=(DIGITS,))
     others = [*at_depths("plain", 1, 9), *at_depths("lstm", 7, 20)]
     assert verdict(asked, *others).state == SUPPORTED
     assert verdict(asked, *others[2:]).state == NOT_RUN
@@ -319,7 +319,7 @@ def moved(groups, **where):
 
 
 def swapped(groups):
-    return [replace(each, subject={"plain": "lstm", "lstm": "plain"}[each.subject]) for each in groups]
+    return [replace(each, subject=subject({"plain": "lstm", "lstm": "plain"}[each.subject.kind])) for each in groups]
 
 
 def test_real_runs_get_a_verdict_from_their_own_figures(records):
@@ -340,7 +340,7 @@ def test_runs_of_other_conditions_are_never_compared():
 
 
 def test_a_stand_in_is_called_one_and_gives_way_to_the_paper_s_own_task():
-    asked = replace(LOWER, on=({"data": "digits", "model": DEPTHS[1]},), stand_in=(PLACE,))
+    asked = replace(LOWER, on=(Place("digits", DEPTHS[1]),), stand_in=(PLACE,))
     found = verdict(asked, *BETTER)
     assert (found.state, found.stand_in) == (SUPPORTED, True)
     own = moved(swapped(BETTER), model=DEPTHS[1])
@@ -362,8 +362,8 @@ def test_settings_of_the_same_question_are_averaged_and_none_is_picked():
     assert [each.state for each in verdicts(LOWER, *half)] == [SUPPORTED, OPEN, OPEN]
     assert "disagree" not in verdict(LOWER, *half).detail
     assert sum(each.main for each in verdicts(LOWER, *opposite)) == 1
-    places = tuple({"data": "digits", "model": model} for model in DEPTHS[:2])
-    stand_ins = replace(LOWER, on=({"data": "imagenet"},), stand_in=places)
+    places = tuple(Place("digits", model) for model in DEPTHS[:2])
+    stand_ins = replace(LOWER, on=(Place("imagenet"),), stand_in=places)
     found = verdict(stand_ins, *BETTER, *moved(BETTER, model=DEPTHS[1]))
     assert (found.state, found.stand_in, "mean of 2 settings" in found.detail) == (SUPPORTED, True, True)
 
@@ -381,7 +381,7 @@ def test_a_setting_with_few_seeds_or_another_optimiser_has_no_part_in_the_averag
 def test_settings_that_were_asked_other_things_are_not_averaged_and_the_paper_s_schedule_counts():
     """At one length three depths were run, at the other two."""
     claims, _ = load_claims()
-    falling = replace(deep("keeps", group=LSTM), on=({"data": "cifar10"},))
+    falling = replace(deep("keeps", group=LSTM), on=(Place("cifar10"),))
     groups = moved(at_depths("lstm", 9, 8, 7, 8), data="cifar10", epochs=120)
     groups += moved([at_depths("lstm", 9, 8, 7, 6)[n] for n in (0, 3)], data="cifar10", epochs=300)
     asked = {"training": claims["training"], "c": Claim("c", "Table 9", "a claim", statement=(falling,))}
@@ -390,7 +390,7 @@ def test_settings_that_were_asked_other_things_are_not_averaged_and_the_paper_s_
 
 
 def test_a_statement_about_two_data_sets_is_not_headed_by_one():
-    both = replace(LOWER, on=(PLACE, {"data": "cifar10", "model": "cifar/resnet8"}))
+    both = replace(LOWER, on=(PLACE, Place("cifar10", "cifar/resnet8")))
     found = verdict(both, *BETTER)
     assert found.state == OPEN
     assert found.detail == "ResNet-8, digits: supported; ResNet-8, CIFAR-10: not run"
@@ -401,7 +401,7 @@ def test_a_statement_about_two_data_sets_is_not_headed_by_one():
 
 def test_a_question_of_ours_is_answered_and_not_counted_among_the_paper_s():
     """It is about every network and schedule on a data set, and all of them are averaged."""
-    asked = replace(LOWER, on=({"data": "digits"},))
+    asked = replace(LOWER, on=(DIGITS,))
     claim = Claim("c", "Ours", "a question", ours=True, statement=(asked,))
     found = judge({"c": claim}, [*BETTER, *moved(BETTER, model=DEPTHS[1])])
     assert [each.main for each in found] == [False, False, True]
@@ -429,7 +429,7 @@ def test_figure_1_is_judged_on_the_real_solutions():
 
 def test_a_solution_that_overshoots_is_unstable_and_fewer_steps_means_half():
     def judged(check, large, small=None):
-        sides = {"low": {"solution": "large"}, "high": {"solution": "small"}}
+        sides = {"low": Side(solution="large"), "high": Side(solution="small")}
         asked = statement(check, "solution", on=(), **sides)
         return verdicts(asked, solutions={"large": large, "small": small or large})[0].state
 

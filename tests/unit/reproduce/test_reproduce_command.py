@@ -70,6 +70,7 @@ def test_a_record_that_lacks_a_measurement_is_not_called_finished(folder, done, 
         content = {key: value for key, value in content.items() if key not in ("noise", "sha256")}
         content["sha256"] = digest(content)
         (tmp_path / "results" / path.name).write_text(json.dumps(content))
+        shutil.copy(path.with_suffix(".npz"), tmp_path / "results")
     listed = run(tmp_path, "reproduce", "mini.toml", "--list")
     assert "recorded without noise (seeds 0 1)" in listed.stdout
     assert "0 of 4 runs done" in listed.stdout
@@ -227,20 +228,21 @@ def test_the_record_of_another_run_is_refused_and_the_others_go_on(folder, done,
         (told,) = result.stderr.splitlines()
         assert f"{place.name}/record.json: the record of a run with other settings; move runs/{place.name} away" in told
     assert "epoch 1" in first.stdout
-    (path,) = (tmp_path / "results").iterdir()
+    (path,) = (tmp_path / "results").glob("*.json")
     content = json.loads(path.read_text())
     assert (content["seed"], content["recipe"]["optimiser"]["lr"]) == (1, 0.03)
     listed = run(tmp_path, "reproduce", "other.toml", "--list").stdout
     assert "seed 0 missing, its folder holds another run; seed 1 done" in " ".join(listed.split())
     shutil.rmtree(place)
     assert run(tmp_path, "reproduce", "other.toml").returncode == 0
-    assert len(list((tmp_path / "results").iterdir())) == 2
+    assert len(list((tmp_path / "results").glob("*.json"))) == 2
 
 
 def test_two_records_of_one_run_are_told_and_stand_on_the_page_once(folder, done):
     one = sorted((folder / "results").glob("*.json"))[0]
     other = one.with_name("z.json")
-    shutil.copy(one, other)
+    for suffix in (".json", ".npz"):
+        shutil.copy(one.with_suffix(suffix), other.with_suffix(suffix))
     told = f"results/z.json: the same run as results/{one.name}; left out"
     try:
         for arguments in (
@@ -254,6 +256,7 @@ def test_two_records_of_one_run_are_told_and_stand_on_the_page_once(folder, done
         assert (folder / "twice.md").read_text().count(told) == 1
     finally:
         other.unlink()
+        other.with_suffix(".npz").unlink()
 
 
 @pytest.mark.parametrize("command", [("report",), ("reproduce", "mini.toml"), ("reproduce", "mini.toml", "--list")])

@@ -20,13 +20,19 @@ from timestepper.experiment.reproduce import (
 )
 from timestepper.experiment.sets import Wanted
 from timestepper.files import with_checksum
+from timestepper.records.record import Final, Noise, Outcome, Record, Stability
 
 WANTED = Wanted(load("smoke/digits", ["run.epochs=10"]), "smoke/digits", 5.0, ("noise", "stability"), ("mini",))
 
 
-def recorded(*changes, device="NVIDIA H200", seconds=7200.0, **measured):
+NOISE, STABILITY = Noise((0.0,), ((0.5,),), ((1.0,),)), Stability((), (), {}, {})
+
+
+def recorded(*changes, device="NVIDIA H200", seconds=7200.0, gpu_seconds=None, noise=None, stability=None):
     recipe = as_dict(load("smoke/digits", ["run.epochs=10", *changes]))
-    return {"recipe": recipe, "device": device, "wall_seconds": seconds, **measured}
+    facts = {"data_sha256": "", "final": Final(Outcome(0.5)), "commit": "", "versions": {}, "noise": noise}
+    times = {"wall_seconds": seconds, "gpu_seconds": gpu_seconds, "loss": [0.0] * recipe["run"]["epochs"]}
+    return Record("training", "", recipe["run"]["seed"], recipe, device=device, stability=stability, **facts, **times)
 
 
 def only(records, runs):
@@ -35,11 +41,11 @@ def only(records, runs):
 
 
 def test_a_run_is_done_once_its_record_has_all_measurements(tmp_path):
-    assert only([recorded(noise={}, stability={})], tmp_path) == (DONE, 0.0, "")
-    assert only([recorded(noise={})], tmp_path) == (UNMEASURED, 0.0, "stability")
+    assert only([recorded(noise=NOISE, stability=STABILITY)], tmp_path) == (DONE, 0.0, "")
+    assert only([recorded(noise=NOISE)], tmp_path) == (UNMEASURED, 0.0, "stability")
     (tmp_path / WANTED.folder).mkdir()
     (tmp_path / WANTED.folder / "record.json").touch()
-    assert only([recorded(noise={})], tmp_path) == (FINISHED, 0.0, "")
+    assert only([recorded(noise=NOISE)], tmp_path) == (FINISHED, 0.0, "")
     assert only([], tmp_path) == (FINISHED, 0.0, "")
 
 
@@ -89,26 +95,27 @@ def test_a_run_that_another_process_trains_is_not_called_interrupted(tmp_path):
 def test_the_record_of_another_run_does_not_finish_this_one(tmp_path):
     (tmp_path / WANTED.folder).mkdir()
     path = tmp_path / WANTED.folder / "record.json"
-    path.write_text(json.dumps(with_checksum(recorded("runtime.device=cpu"))))
+    path.write_text(json.dumps(with_checksum({"recipe": recorded("runtime.device=cpu").recipe})))
     assert only([], tmp_path) == (FINISHED, 0.0, "")  # where it was computed makes no other run
-    path.write_text(json.dumps(with_checksum(recorded("optimiser.lr=0.5"))))
+    path.write_text(json.dumps(with_checksum({"recipe": recorded("optimiser.lr=0.5").recipe})))
     assert only([], tmp_path) == (OCCUPIED, 5.0, "")
     path.write_text(json.dumps(with_checksum({"no": "recipe"})))
     assert only([], tmp_path) == (OCCUPIED, 5.0, "")
-    assert only([recorded(noise={})], tmp_path) == (UNMEASURED, 0.0, "stability")
+    assert only([recorded(noise=NOISE)], tmp_path) == (UNMEASURED, 0.0, "stability")
 
 
 def test_a_run_of_another_seed_is_another_run(tmp_path):
-    assert only([recorded("run.seed=1", noise={}, stability={})], tmp_path)[0] == MISSING
+    assert only([recorded("run.seed=1", noise=NOISE, stability=STABILITY)], tmp_path)[0] == MISSING
 
 
 def test_the_expected_time_is_what_such_runs_took_per_epoch_on_a_gpu(tmp_path):
     """2 hours for 10 epochs and three times as long for 30; runs that were slower, beside others, do not count."""
-    alike = [recorded("run.seed=1", seconds=1e6), recorded("run.seed=2", seconds=1e5), recorded("run.epochs=20")]
-    alike[2]["wall_seconds"] = 14400.0
+    slow = [recorded("run.seed=1", seconds=1e6), recorded("run.seed=2", seconds=1e5)]
+    alike = [*slow, recorded("run.epochs=20", seconds=14400.0)]
     assert only(alike, tmp_path)[1] == pytest.approx(2.0)
     longer = replace(WANTED, recipe=load("smoke/digits", ["run.epochs=30"]))
     assert plan([longer], alike, tmp_path)[0].hours == pytest.approx(6.0)
+    assert only([*alike, recorded("run.seed=3", seconds=1e6, gpu_seconds=3600.0)], tmp_path)[1] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

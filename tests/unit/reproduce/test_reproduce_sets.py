@@ -8,9 +8,9 @@ from timestepper.errors import RecipeError, UnknownNameError
 from timestepper.experiment import schema, sets
 from timestepper.experiment.load import as_dict, load
 from timestepper.experiment.sets import identity, names, open_sets
-from timestepper.report import load_claims
-from timestepper.report.groups import subject_of
-from timestepper.report.verdicts import NO_EFFECT
+from timestepper.records.subject import subject_of
+from timestepper.report.claims import load_claims
+from timestepper.report.statistics import NO_EFFECT
 
 MINI = """
 set = "mini"
@@ -49,7 +49,7 @@ def test_every_row_of_the_paper_is_asked_for_unless_its_runs_could_say_nothing()
             for w in (open_sets(name) if name in names() else [])
         }
         settled = any(statement.state == NO_EFFECT for statement in claim.statement)
-        rows = {(row.data, row.model, row.controller) for row in (*claim.row, *claim.steps) if not settled}
+        rows = {(row.data, row.model, row.subject) for row in (*claim.row, *claim.steps) if not settled}
         assert rows <= asked, name
 
 
@@ -65,8 +65,8 @@ def test_every_statement_can_be_decided_by_its_set():
             }
             sides = [part for part in (statement.low, statement.high, statement.group) if part]
             for place, side, seed in itertools.product(statement.on, sides, (0, 1, 2)):
-                for model in statement.over or ((place | side)["model"],):
-                    assert (place["data"], model, side["controller"], seed) in asked, statement.id
+                for model in statement.over or (side.model or place.model,):
+                    assert (place.data, model, side.subject, seed) in asked, statement.id
 
 
 def test_expected_hours_are_those_of_the_measured_steps():
@@ -81,9 +81,9 @@ def test_expected_hours_are_those_of_the_measured_steps():
 
 def test_the_ablation_has_its_controls():
     wanted = open_sets("ablation56")
-    subjects = {subject_of(as_dict(item.recipe)) for item in wanted}
+    subjects = {subject_of(as_dict(item.recipe)).label for item in wanted}
     assert subjects == {
-        *("plain", "lstm", "two_fc", "independent", "fixed(0.5)", "fixed(0.01)"),
+        *("plain", "lstm", "two fc", "independent", "fixed 0.5", "fixed 0.01"),
         *("plain, last norm starts at 0.5", "plain, last norm starts at 0"),
     }
     assert len(wanted) == 24

@@ -1,0 +1,84 @@
+"""A record as it is made at the end of a run, with all that is needed to trust it."""
+
+import contextlib
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from timestepper.errors import RecordError
+from timestepper.files import digest, with_checksum
+
+WHOLE = 1  # the schema of a record that is one file
+
+
+def make(
+    recipe: Mapping[str, Mapping[str, Any]],
+    *,
+    name: str,
+    epochs: Sequence[Mapping[str, Any]],
+    times: Sequence[Mapping[str, Any]],
+    **facts: Any,
+) -> dict[str, Any]:
+    """A record; ``epochs`` must reach the end of the recipe, so that a half run cannot become one.
+
+    ``times`` are the lines of the run's timing, ``facts`` all else that the run knows.
+    """
+    wanted = recipe["run"]["epochs"]
+    if [line["epoch"] for line in epochs] != list(range(1, wanted + 1)):
+        raise RecordError(f"{name}: {len(epochs)} of {wanted} epochs in its metrics; no record written")
+    content = {
+        "schema": WHOLE,
+        "kind": "training",
+        "name": name,
+        "seed": recipe["run"]["seed"],
+        "recipe": recipe,
+        **facts,
+        "epochs": epochs,
+        "wall_seconds": round(sum(line["seconds"] for line in times), 1),
+        "commit": commit(),
+        "commits": {line.get("commit", "unknown"): line["step"] for line in times},  # up to which update each computed
+        "versions": versions(),
+    }
+    return with_checksum(content)
+
+
+def file_name(record: Mapping[str, Any]) -> str:
+    """A name that says what was run; two different recipes never share one."""
+    settings = {key: value for key, value in record["recipe"].items() if key != "run"}
+    settings["run"] = {"epochs": record["recipe"]["run"]["epochs"]}
+    return label(record["name"], record["recipe"], record["seed"], settings) + ".json"
+
+
+def label(name: str, recipe: Mapping[str, Any], seed: int, settings: Mapping[str, Any]) -> str:
+    """What was run, in words as far as they go; the rest of the settings as the beginning of their digest."""
+    parts = (name.replace("/", "-"), recipe["model"]["name"].replace("/", "-"), recipe["controller"]["kind"])
+    return f"{'_'.join(parts)}_{digest(settings)[:8]}_seed{seed}"
+
+
+def versions() -> dict[str, str]:
+    """Of Python and the packages that matter, where they are installed."""
+    found = {"python": platform.python_version()}
+    for package in ("timestepper", "torch", "torchvision", "timm", "numpy"):
+        with contextlib.suppress(PackageNotFoundError):  # a source folder on the path is no installation
+            found[package] = version(package)
+    return found
+
+
+def commit() -> str:
+    """The commit of the source, with ``+`` where files are changed; outside a checkout $TIMESTEPPER_COMMIT."""
+    here = Path(__file__).resolve().parent
+    try:
+        head = _git(here, "rev-parse", "HEAD")
+        changed = _git(here, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return os.environ.get("TIMESTEPPER_COMMIT", "unknown")
+    return head + ("+" if changed else "")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
