@@ -146,49 +146,65 @@ def counts(result: dict) -> bool:
     return good and result["folded"] < 1e-4 and result["untouched"] and not result["without gradient"]
 
 
+BEGIN = """# Networks that work
+
+Nearly 200 networks of three libraries, with random weights. For each of them the residual branches are discovered and
+proved on a float64 copy, an LSTM controller is attached, one training step is made, and the folded network is compared
+with the attached one. A network **works** if at least 90 % of its residual sums are accepted and proved, the training
+step works and folding changes nothing.
+"""
+END = """## How this was measured
+
+`benchmarks/networks.py` runs [a list](../benchmarks/networks.json) that was written before anything was tuned, and
+writes this page; the numbers are in [benchmarks/results/networks.json](../benchmarks/results/networks.json). The
+results were measured one by one while discovery was being written, not all at one commit.
+
+Three things were changed after results had been seen. Four networks joined those without residual sums (the list says
+which). Sums of different channels of one feature are no longer counted as residuals: because of that res2next50 and
+efficientvit_m0 work. Neither are sums that join scales over residual blocks, as in detection networks with a feature
+pyramid on a ResNet.
+"""
+COLUMNS = """- *sites*: residual branches that got a step size; *share*: of all residual sums of the network
+- *proved error*: the largest relative error of the proof, in float64
+- *controllers*: their parameters, as a share of the network's
+- *folded differs by*: the largest difference between attached and folded outputs, relative to the largest output
+"""
+
+
 def page(results: dict) -> str:
-    lines = [
-        "# Networks",
-        "",
-        "Every network of [networks.json](../benchmarks/networks.json), a list that was written before anything was",
-        "tuned, with random weights: its sites are discovered and proved on a float64 copy, an LSTM controller is",
-        "attached, one training step is made, and the folded network is compared with the attached one. It counts",
-        "if 90 % of its residual sums are accepted and proved. Written by `benchmarks/networks.py`; the numbers are in",
-        "[results/networks.json](../benchmarks/results/networks.json).",
-        "",
-        "What was changed after results were seen: four networks joined those without residual sums (the list says",
-        "which), and two kinds of sums are no residuals any more: those of different channels of one feature",
-        "(res2next50 and efficientvit_m0 count because of it) and those that join scales over residual blocks",
-        "(detection networks with a feature pyramid on a ResNet). Results were measured in pieces,",
-        "while discovery was being written, not at one commit.",
-        "",
-    ]
+    tables, totals = [], ["| library | listed | tried | work |", "| --- | --- | --- | --- |"]
     for library in TOLD:
         names = [name for lib, name in listed() if lib == library]
         rows = {name: results[f"{library}/{name}"] for name in names if f"{library}/{name}" in results}
-        good = sum(map(counts, rows.values()))
-        lines += [f"## {library}: {good} of {len(names)} listed count, {len(rows)} were run", ""]
-        lines += [
-            "| network | sites | of residual sums | proved error | controllers | folded differs by | |",
-            "| --- | --- | --- | --- | --- | --- | --- |",
-        ]
-        lines += [row(name, result) for name, result in rows.items()]
+        totals.append(f"| {library} | {len(names)} | {len(rows)} | **{sum(map(counts, rows.values()))}** |")
+        tables += [f"## {library}", ""]
+        tables += ["| network | works | sites | share | proved error | controllers | folded differs by |"]
+        tables += ["| --- | --- | --- | --- | --- | --- | --- |"]
+        tables += [row(name, result) for name, result in rows.items()]
+        if reasons := [f"- {name}: {why(result)}" for name, result in rows.items() if why(result)]:
+            tables += ["", "Sums that were refused, with the first reasons:", "", *reasons]
         if missing := [name for name in names if name not in rows]:
-            lines += ["", f"Not run on this machine: {', '.join(missing)}."]
-        lines.append("")
-    return "\n".join(lines)
+            tables += ["", f"Not tried on this machine: {', '.join(missing)}."]
+        tables.append("")
+    return "\n".join([BEGIN, *totals, "", COLUMNS, *tables, END])
 
 
 def row(name: str, result: dict) -> str:
     if result.get("failed"):
-        return f"| {name} | | | | | | **no**: {result['failed']} |"
+        return f"| {name} | **no** | | | | | |"
     error = "" if result["error"] is None else f"{result['error']:.0e}"
     share = f"{100 * result['share']:.0f} %"
     controllers = f"{100 * result['controllers']:.1f} %" if "controllers" in result else ""
-    folded = f"{result['folded']:.0e}" if "folded" in result else ""
+    folded = f"{result['folded']:.0g}" if "folded" in result else ""
+    works = "yes" if counts(result) else "**no**"
+    return f"| {name} | {works} | {result['sites']} | {share} | {error} | {controllers} | {folded} |"
+
+
+def why(result: dict) -> str:
+    if result.get("failed"):
+        return result["failed"]
     reasons = "; ".join(result["refused"][:3]) or ("; ".join(result["no residuals"][:2]) if not result["sites"] else "")
-    said = reasons if counts(result) else f"**no**: {reasons or 'see the JSON'}"
-    return f"| {name} | {result['sites']} | {share} | {error} | {controllers} | {folded} | {said} |"
+    return reasons or ("" if counts(result) else "see the JSON")
 
 
 if __name__ == "__main__":
