@@ -182,7 +182,7 @@ def page(results: dict) -> str:
         tables += ["| --- | --- | --- | --- | --- | --- | --- |"]
         tables += [row(name, result) for name, result in rows.items()]
         if reasons := [f"- {name}: {why(result)}" for name, result in rows.items() if why(result)]:
-            tables += ["", "Sums that were refused, with the first reasons:", "", *reasons]
+            tables += ["", "Sums that were refused, with the first reason of each network:", "", *reasons]
         if missing := [name for name in names if name not in rows]:
             tables += ["", f"Not tried on this machine: {', '.join(missing)}."]
         tables.append("")
@@ -193,8 +193,8 @@ def row(name: str, result: dict) -> str:
     if result.get("failed"):
         return f"| {name} | **no** | | | | | |"
     error = "" if result["error"] is None else f"{result['error']:.0e}"
-    share = f"{100 * result['share']:.0f} %"
-    controllers = f"{100 * result['controllers']:.1f} %" if "controllers" in result else ""
+    share = f"{100 * result['share']:.0f}&nbsp;%"
+    controllers = f"{100 * result['controllers']:.1f}&nbsp;%" if "controllers" in result else ""
     folded = f"{result['folded']:.0g}" if "folded" in result else ""
     works = "yes" if counts(result) else "**no**"
     return f"| {name} | {works} | {result['sites']} | {share} | {error} | {controllers} | {folded} |"
@@ -203,8 +203,11 @@ def row(name: str, result: dict) -> str:
 def why(result: dict) -> str:
     if result.get("failed"):
         return result["failed"]
-    reasons = "; ".join(result["refused"][:3]) or ("; ".join(result["no residuals"][:2]) if not result["sites"] else "")
-    return reasons or ("" if counts(result) else "see the JSON")
+    reasons = result["refused"] or ([] if result["sites"] else result["no residuals"])
+    if not reasons:
+        return "" if counts(result) else "see the JSON"
+    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    return reasons[0].replace("__", r"\_\_") + more
 
 
 if __name__ == "__main__":
