@@ -136,7 +136,7 @@ def fold(net: nn.Module) -> nn.Module:
         WrappedModelError, MismatchError: ``net`` is sharded over several processes; it has parts of another one.
     """
     found = find_steps(net)
-    found.refuse_changes(found.root)
+    found.links.refuse_changes(found.root)
     if any(base.__name__ == "FSDPModule" for part in found.root.modules() for base in type(part).__mro__):
         raise WrappedModelError(
             f"{type(found.root).__name__} is sharded; load its full state dict into an attached network that is not, "
@@ -198,8 +198,8 @@ def frozen_steps(net: nn.Module) -> Iterator[nn.Module]:
     found = find_steps(net)
     before = found.frozen
     with torch.no_grad():
-        found.refuse_changes(found.root)
-        found.frozen = found.givens()
+        found.links.refuse_changes(found.root)
+        found.frozen = found.givens(found.root)
     try:
         yield net
     finally:

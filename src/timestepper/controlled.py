@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from timestepper.controllers import Controller, ControllerSpec, StageShape
 from timestepper.controllers.base import at_least_float32, by_stage, in_one
 from timestepper.errors import StepSizeError
 from timestepper.stepped import CONTROLLERS
+
+Convs = dict[str, tuple[dict[str, nn.Module | None], str]]  # by path: the siblings of a layer, and its name among them
 
 
 class Controllers(nn.ModuleDict):
@@ -47,27 +49,54 @@ class Stepping:
         return StageShape(len(stage.sites), stage.channels, length, self.reduction or stage.reduction)
 
 
+class Read(NamedTuple):
+    """A stage in plain names and numbers."""
+
+    begin: int  # of its step sizes, among those of all stages
+    channels: int
+    descriptor: int
+    sites: tuple[
+        tuple[tuple[str, tuple[int, ...]], ...], ...
+    ]  # layers that describe each, and what they are averaged over
+
+
 class Controlled:
-    """A network and its controllers, which are its child."""
+    """A network and its controllers, which are its child.
+
+    What is compiled takes the network from its caller and the rest from :meth:`_reads`: the compiler watches each way
+    that it takes to a layer, at every call, and plain constants not at all.
+    """
 
     def __init__(self, root: nn.Module, stepping: Stepping):
         self.root = root
         self.stepping = stepping
-        self._convs: dict[str, tuple[dict[str, nn.Module | None], str]] = {}  # siblings and name of each layer read
+        sizes = [len(stage.sites) * stage.channels for stage in stepping.stages]
+        self.reads = tuple(
+            Read(sum(sizes[:n]), stage.channels, stage.descriptor, tuple(map(_reading, stage.sites)))
+            for n, stage in enumerate(stepping.stages)
+        )
+        paths = [path for stage in self.reads for site in stage.sites for path, _ in site]
+        homes = {path: root.get_submodule(path.rpartition(".")[0]) for path in paths}
+        self._convs: Convs = {path: (home._modules, path.rpartition(".")[2]) for path, home in homes.items()}
+
+    @torch.compiler.assume_constant_result
+    def _reads(self) -> tuple[Read, ...]:
+        return self.reads
 
     @torch.no_grad()
     def begin(self) -> None:
         """Look at the first step sizes, which a start is counted from: the branch runs with start * dt / dt0."""
-        with self.no_autocast():
-            for stage, controller in self.controlled():
-                found, wanted = controller(self.descriptors(stage, controller)), (len(stage.sites), stage.channels)
+        with self.no_autocast(self.root):
+            for (stage, controller), read in zip(self.controlled(), self.reads, strict=True):
+                found = controller(self.descriptors(self.root, read, controller))
+                wanted = len(read.sites), read.channels
                 if tuple(found.shape) != wanted:
                     raise StepSizeError(
                         f"{type(controller).__name__} gives step sizes of shape {tuple(found.shape)} for {stage.name}, "
                         f"which has {wanted[0]} sites of {wanted[1]} channels; return {wanted}"
                     )
             if self.stepping.start is not None:
-                first = self._from_controllers(self.controlled())
+                first = self._from_controllers(self.root, self._all())
                 if not first.is_meta and not (first.isfinite() & (first != 0)).all():
                     raise StepSizeError(
                         "start= divides by the first step sizes, and one is 0 or not a number; leave start= out"
@@ -76,8 +105,8 @@ class Controlled:
 
     def step_sizes(self) -> dict[str, Tensor]:
         """By stage, (L, C)."""
-        with self.no_autocast():
-            found = self.by_stage(self._flat(self.controlled()))
+        with self.no_autocast(self.root):
+            found = self.by_stage(self._flat(self.root, self._all()))
         return {stage.name: dt for stage, dt in zip(self.stepping.stages, found, strict=True)}
 
     @property
@@ -90,61 +119,69 @@ class Controlled:
 
     def by_stage(self, flat: Tensor) -> list[Tensor]:
         """Step sizes of each stage, (L, C)."""
-        return by_stage(flat, [(len(stage.sites), stage.channels) for stage in self.stepping.stages])
+        return by_stage(flat, [(len(read.sites), read.channels) for read in self._reads()])
 
-    def _flat(self, controlled: list[tuple[Stage, Controller]]) -> Tensor:
+    def _all(self) -> list[int]:
+        return list(range(len(self._reads())))
+
+    def _flat(self, root: nn.Module, stages: list[int]) -> Tensor:
         """Step sizes of all sites of some stages, one after the other."""
-        found = self._from_controllers(controlled)
+        found = self._from_controllers(root, stages)
         if self.stepping.start is None:
             return found
-        names = [stage.name for stage in self.stepping.stages]
-        whole = dict(zip(names, self.by_stage(self.controllers.dt0), strict=True))
-        first = in_one(whole[stage.name] for stage, _ in controlled)
+        whole = self.by_stage(root._modules[CONTROLLERS].dt0)  # type: ignore[union-attr, arg-type]
+        first = in_one(whole[stage] for stage in stages)
         return found / first * self.stepping.start  # exactly the start, as long as found is first
 
-    def _from_controllers(self, controlled: list[tuple[Stage, Controller]]) -> Tensor:
-        choice = self.controllers.fused
-        if choice or (choice is None and self.stepping.controller.reads_weights):
-            stages, controllers = zip(*controlled, strict=True)
-            weights = [weight for stage in stages for site in stage.sites for weight in self._weights(site)]
-            if fused.fits(weights, controllers, insist=choice is True):
-                described = fused.describe(weights, gradient=self.stepping.descriptor_gradient)
+    def _from_controllers(self, root: nn.Module, stages: list[int]) -> Tensor:
+        owned = cast(Controllers, root._modules[CONTROLLERS])
+        every, reads = [*owned._modules.values()], [self._reads()[stage] for stage in stages]
+        controllers = cast(list[Controller], [every[stage] for stage in stages])
+        if owned.fused or (owned.fused is None and self.stepping.controller.reads_weights):
+            weights = [weight for read in reads for site in read.sites for weight in self._weights(root, site)]
+            of = fused.fits(weights, controllers, insist=owned.fused is True)
+            if of is not None:
+                described = fused.describe(weights, self.stepping.descriptor_gradient, of)
                 if self.stepping.descriptor == "visible":
-                    rows = by_stage(described, [(len(stage.sites), stage.descriptor) for stage in stages])
+                    rows = by_stage(described, [(len(read.sites), read.descriptor) for read in reads])
                     described = in_one(map(equations.visible_descriptor, rows))
-                return fused.step_sizes(described, controllers)
-        return in_one(controller(self.descriptors(stage, controller)) for stage, controller in controlled)
+                return fused.step_sizes(described, controllers, of)
+        pairs = zip(reads, controllers, strict=True)
+        return in_one(controller(self.descriptors(root, read, controller)) for read, controller in pairs)
 
-    def descriptors(self, stage: Stage, controller: Controller) -> Tensor:
+    def descriptors(self, root: nn.Module, read: Read, controller: Controller) -> Tensor:
         """What describes a stage, (L, D) in float32 or better; empty where the controller reads no weights."""
         if not controller.reads_weights:
-            return at_least_float32(self._weight(stage.sites[0].convs[0]).new_empty(0))
-        weights = map(self._weights, stage.sites)
+            return at_least_float32(self._weight(root, read.sites[0][0][0]).new_empty(0))
+        weights = [self._weights(root, site) for site in read.sites]
         rows = [torch.cat([_gathered(equations.descriptor(at_least_float32(w))) for w in site]) for site in weights]
         stacked = torch.stack(rows)
         if self.stepping.descriptor == "visible":
             stacked = equations.visible_descriptor(stacked)
         return stacked if self.stepping.descriptor_gradient else stacked.detach()
 
-    def _weights(self, site: Site) -> list[Tensor]:
+    def _weights(self, root: nn.Module, site: tuple[tuple[str, tuple[int, ...]], ...]) -> list[Tensor]:
         """What describes a site, each with its outputs first and its inputs second."""
-        found = [self._weight(conv) for conv in site.convs]
-        return [_outputs_first(w, dims) for w, dims in zip(found, site.means, strict=True)] if site.means else found
+        return [_outputs_first(self._weight(root, path), averaged) for path, averaged in site]
 
-    def _weight(self, conv: str) -> Tensor:
+    def _weight(self, root: nn.Module, path: str) -> Tensor:
         """Not get_parameter: a parametrised weight, or that of a LoRA layer, is none."""
         if torch.compiler.is_compiling():
-            return attrgetter(f"{conv}.weight")(self.root)
-        siblings, name = self._convs[conv]  # in a tenth of the time
+            return attrgetter(f"{path}.weight")(root)
+        siblings, name = self._convs[path]  # in a tenth of the time
         layer = cast(nn.Module, siblings[name])
         weight = layer._parameters.get("weight")
         return cast(Tensor, layer.weight) if weight is None else weight
 
-    def no_autocast(self) -> AbstractContextManager:
+    def no_autocast(self, root: nn.Module) -> AbstractContextManager:
         """Off on the network's device; on the meta device, where nothing is computed, there is none to switch off."""
-        kind = self._weight(self.stepping.stages[0].sites[0].convs[0]).device.type
+        kind = self._weight(root, self._reads()[0].sites[0][0][0]).device.type
         on = kind != "meta" and torch.is_autocast_enabled(kind)
         return torch.autocast(kind, enabled=False) if on else nullcontext()
+
+
+def _reading(site: Site) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple(zip(site.convs, site.means or [(1,)] * len(site.convs), strict=True))
 
 
 def _outputs_first(weight: Tensor, averaged: tuple[int, ...]) -> Tensor:

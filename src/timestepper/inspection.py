@@ -94,9 +94,9 @@ def descriptor_influence(net: nn.Module, shown: str = "zeros") -> dict[str, floa
         raise UnknownNameError(f"unknown replacement {shown!r}; a controller can be shown zeros or mean")
     found = find_steps(net)
     moved = {}
-    with found.no_autocast():  # as step_sizes are computed: in float32 or better
-        for stage, controller in found.controlled():
-            described = found.descriptors(stage, controller)
+    with found.no_autocast(found.root):  # as step_sizes are computed: in float32 or better
+        for (stage, controller), read in zip(found.controlled(), found.reads, strict=True):
+            described = found.descriptors(found.root, read, controller)
             other = controller(replacement[shown](described))
             moved[stage.name] = _known((controller(described) - other).abs().max()).item()
     return moved

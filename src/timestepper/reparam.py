@@ -13,7 +13,7 @@ a concatenation                          each part its piece of dt
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,7 @@ from timestepper.controllers.base import at_least_float32, in_transform
 from timestepper.errors import UnsupportedSiteError
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One parameter that a step size enters: along one dimension it is multiplied, or divided."""
 
     layer: str
@@ -106,7 +105,7 @@ def entries(model: nn.Module, last: tuple[str, ...], gate: str | None) -> tuple[
         layer = model.get_submodule(path)
         if not absorbs(layer):
             raise UnsupportedSiteError(_unsupported(path, layer, "the branch ends in", SUPPORTED))
-        found += [replace(e, layer=path) for e in _entering(layer) if trained(layer, e.name) is not None]
+        found += [e._replace(layer=path) for e in _entering(layer) if trained(layer, e.name) is not None]
     if gate is not None:
         layer = model.get_submodule(gate)
         regular = type_name(layer) in _MATRICES and getattr(layer, "groups", 1) == 1

@@ -21,23 +21,33 @@ from timestepper.errors import ActivationCheckpointingError, WrappedModelError
 from timestepper.reparam import Entry, trained
 
 
+class Taken(NamedTuple):
+    """A parameter of a layer that a step size enters."""
+
+    entry: Entry
+    stage: int
+    begin: int  # of its step sizes, among those of its stage
+    end: int
+
+
 class Given(NamedTuple):
     """What a layer runs with in one pass of its network."""
 
-    sizes: Tensor  # step sizes of many sites, one after the other
-    spans: dict[str, tuple[int, int]]  # where those begin and end that enter a parameter, by its name
-    made: dict[str, tuple[Tensor, Tensor]]  # by name: a trained parameter, and the effective one made from it
+    sizes: Tensor  # step sizes of some stages, one after the other
+    begins: dict[int, int]  # where those of a stage begin
+    made: dict[str, tuple[Tensor, Tensor | None]]  # by name: a trained parameter, and the effective one made from it
     graded: bool  # whether the pass has gradients
 
-    def step_size(self, name: str) -> Tensor:
-        return self.sizes[self.spans[name][0] : self.spans[name][1]]
+    def step_size(self, taken: Taken) -> Tensor:
+        first = self.begins[taken.stage]
+        return self.sizes[first + taken.begin : first + taken.end]
 
 
 class Cell:
     """What one thread has given to one layer."""
 
     def __init__(self) -> None:
-        self.given: Given | None = None  # while the network runs
+        self.given: Given | None = None  # while its network runs, or it runs by itself
         self.kept: Given | None = None  # of the last pass with gradients, for blocks that are recomputed
 
 
@@ -58,10 +68,6 @@ class Slot:
         self.here = _Here()
         self.kept: Given | None = None  # for a backward pass in threads of its own, as on CUDA
 
-    @property
-    def cell(self) -> Cell:
-        return self.here.cell
-
     def keep(self, given: Given | None) -> None:
         self.kept = self.here.cell.kept = given
 
@@ -69,11 +75,14 @@ class Slot:
         return Slot, ()
 
 
-def make_stepped(layer: nn.Module, entries: tuple[Entry, ...], alone: Callable[[], Given]) -> None:
-    """Turn a layer into a stepped layer, in place. ``alone`` gives what it runs with when it is called by itself."""
+def make_stepped(layer: nn.Module, taken: dict[str, Taken], alone: Callable[[frozenset[int]], Given]) -> None:
+    """Turn a layer into a stepped layer, in place.
+
+    ``alone`` gives the step sizes of some stages, which it runs with when it is called by itself.
+    """
     original: Any = type(layer)
-    layer.__class__ = _stepped_class(original, tuple(entry.name for entry in entries))
-    layer.__dict__.update(_entries={entry.name: entry for entry in entries}, _alone=alone)
+    layer.__class__ = _stepped_class(original, tuple(taken))
+    layer.__dict__.update(_taken=taken, _alone=alone)
     _equip(layer)
 
 
@@ -90,7 +99,7 @@ def make_reader(module: nn.Module, names: tuple[str, ...]) -> None:
 def make_plain(module: nn.Module) -> None:
     """The layer, reader or container as it was."""
     module.__class__ = type(module)._original  # type: ignore[attr-defined]
-    for name in ("_entries", "_alone", "_slot", "_view"):
+    for name in ("_taken", "_alone", "_slot", "_view"):
         module.__dict__.pop(name, None)
 
 
@@ -137,7 +146,7 @@ def _remade(make: str, original: type[nn.Module], *names: tuple[str, ...]) -> nn
 @functools.cache
 def _stepped_class(original: Any, names: tuple[str, ...]) -> type[nn.Module]:
     def forward(self, *args, **kwargs):
-        given = self._slot.cell.given
+        given = self._slot.here.cell.given
         if given is None:
             return _run_alone([self], original.forward, self, args, kwargs)
         if given.graded and not torch.compiler.is_compiling() and not torch.is_grad_enabled():
@@ -151,7 +160,7 @@ def _stepped_class(original: Any, names: tuple[str, ...]) -> type[nn.Module]:
 def _reader_class(original: Any, names: tuple[str, ...]) -> type[nn.Module]:
     def forward(self, *args, **kwargs):
         layers = [_below(self, name) for name in names]
-        if any(layer._slot.cell.given is None for layer in layers):
+        if any(layer._slot.here.cell.given is None for layer in layers):
             return _run_alone(layers, original.forward, self, args, kwargs)
         return original.forward(self._view, *args, **kwargs)
 
@@ -170,12 +179,13 @@ def _child_s_view(name: str) -> Callable[[Any], nn.Module]:
 
 def _effective(name: str) -> Callable[[Any], Tensor]:
     def get(view) -> Tensor:
-        given, raw = view._slot.cell.given, trained(view, name)
-        made = given.made.get(name)
+        given, raw = view._slot.here.cell.given, trained(view, name)
+        was, made = given.made.get(name, (None, None))
         # The trained one may be another by now: FSDP's gathered weight, or one that functional_call put in.
-        if made is not None and (torch.compiler.is_compiling() or made[0] is raw):
-            return made[1]
-        return view._entries[name].apply(raw, given.step_size(name))
+        if made is not None and (torch.compiler.is_compiling() or was is raw):
+            return made
+        taken = view._taken[name]
+        return taken.entry.apply(raw, given.step_size(taken))
 
     return get
 
@@ -189,7 +199,7 @@ def _run_alone(layers: list, forward: Callable, module, args: tuple, kwargs: dic
         )
     try:
         for layer in layers:
-            layer._slot.cell.given = _recomputed(layer._slot) or _apart(layer)
+            layer._slot.here.cell.given = _recomputed(layer._slot) or _apart(layer)
         return forward(module._view, *args, **kwargs)
     finally:
         try:
@@ -204,19 +214,20 @@ def _apart(layer: Any) -> Given:
 
     A block may run by itself and be recomputed with the step sizes of a pass, which lie outside of it, or the reverse.
     """
+    stages = frozenset([taken.stage for taken in layer._taken.values()])
     if torch.compiler.is_compiling() or torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
-        return layer._alone()
+        return layer._alone(stages)
     with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda saved: saved):
-        given = layer._alone()
-        for name in layer._entries.keys() - given.made.keys():
+        given = layer._alone(stages)
+        for name, taken in layer._taken.items():
             raw = trained(layer, name)
-            given.made[name] = raw, layer._entries[name].apply(raw, given.step_size(name))
+            given.made.setdefault(name, (raw, taken.entry.apply(raw, given.step_size(taken))))
         return given
 
 
 def _take_back(layers: list) -> None:
     for layer in layers:
-        layer._slot.cell.given = None
+        layer._slot.here.cell.given = None
 
 
 def _recomputed(slot: Slot) -> Given | None:
@@ -224,7 +235,7 @@ def _recomputed(slot: Slot) -> Given | None:
     if torch.compiler.is_compiling():
         return None
     if torch._C._current_graph_task_id() != -1:  # in a backward pass
-        return slot.cell.kept or slot.kept
+        return slot.here.cell.kept or slot.kept
     if torch.is_grad_enabled():
         slot.keep(None)  # should this call be recomputed, it is called by itself again
     else:
@@ -267,9 +278,9 @@ def root_class(original: Any) -> Any:
             return original.forward(self, *args, **kwargs)
         finally:
             try:
-                steps.leave(around)
+                steps.leave(self, around)
             except BaseException:  # Ctrl-C, just here
-                steps.leave(around)
+                steps.leave(self, around)
                 raise
 
     methods: dict[str, Any] = {

@@ -5,11 +5,10 @@ its own class whose forward is one pass of its :class:`Steps`.
 """
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate, pairwise
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,21 +17,19 @@ from timestepper import fused, reparam
 from timestepper.adapters import Site
 from timestepper.controlled import Controlled, Controllers, Stepping, is_sharded
 from timestepper.controllers.base import in_transform
-from timestepper.errors import MismatchError, UnsupportedSiteError, WrappedModelError
+from timestepper.errors import UnsupportedSiteError, WrappedModelError
+from timestepper.links import Links
 from timestepper.reparam import Entry
 from timestepper.stepped import (
     CONTROLLERS,
     STEPS,
     Given,
-    Slot,
-    is_stepped,
+    Taken,
     make_plain,
     make_reader,
     make_stepped,
     root_class,
 )
-
-_TRANSPARENT = {"CheckpointWrapper", "OptimizedModule"}  # put around a layer, they run it as it is
 
 
 class _Here(threading.local):
@@ -43,40 +40,6 @@ class _Here(threading.local):
 
     def __reduce__(self):
         return _Here, ()
-
-
-@dataclass
-class _Place:
-    """A stepped layer in its network."""
-
-    path: str
-    layer: nn.Module
-    entries: tuple[Entry, ...]
-    sites: dict[str, int]  # by the name of a parameter: which of all sites of the network its step size belongs to
-
-    @property
-    def slot(self) -> Slot:
-        """The layer's own: a copy of the layer has another."""
-        return cast(Slot, self.layer._slot)
-
-
-@dataclass
-class _Link:
-    """A module that is the child of another, as it was at the last look."""
-
-    parent: nn.Module
-    name: str
-    child: nn.Module
-    path: str
-    wrapper: nn.Module | None = None  # put around the child since attach
-
-    @property
-    def changed(self) -> bool:
-        now = self.parent._modules.get(self.name)
-        return now is not self.child and (now is None or now is not self.wrapper)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "wrapper": None}  # found again: a compiled one cannot be copied before what it wraps
 
 
 class Steps(Controlled):
@@ -95,25 +58,21 @@ class Steps(Controlled):
                 for stage in stepping.stages
             }
         )
-        self._find_convs()
-        reference = self._weight(stepping.stages[0].sites[0].convs[0])
+        reference = self._weight(root, stepping.stages[0].sites[0].convs[0])
         controllers.to(device=reference.device, dtype=torch.promote_types(reference.dtype, torch.float32))
         controllers.train(root.training)
         original: Any = type(root)
         own_class = root_class(original)  # which a class may forbid
         # From here on nothing can fail.
         self._insert(controllers)
-        self._places: list[_Place] = []
-        for path, own in _by_layer(by_site).items():
-            layer, entries = root.get_submodule(path), tuple(entry for entry, _ in own)
-            make_stepped(layer, entries, partial(self.alone, len(self._places)))
-            self._places.append(_Place(path, layer, entries, {entry.name: site for entry, site in own}))
-        self._readers = _readers(sites, self._places)
+        taken = self._taken(by_site)
+        self._takes = tuple((path, tuple(own.items())) for path, own in taken.items())
+        for path, own in taken.items():
+            make_stepped(root.get_submodule(path), own, self.alone)
+        self._readers = _readers(sites, tuple(taken))
         for path, names in self._readers.items():
             make_reader(root.get_submodule(path), names)
-        self._links = self._find_links()
-        ends = [0, *accumulate(stage.channels for stage in stepping.stages for _ in stage.sites)]
-        self._spans = list(pairwise(ends))  # of every site, among the step sizes of all sites
+        self.links = Links(root, {path: root.get_submodule(path) for path in taken}, self._convs)
         root.__dict__[STEPS] = self
         root.__class__ = own_class
         try:
@@ -128,10 +87,21 @@ class Steps(Controlled):
         self.root._modules.clear()
         self.root._modules.update({CONTROLLERS: controllers, **children})
 
+    def _taken(self, by_site: list[tuple[Entry, ...]]) -> dict[str, dict[str, Taken]]:
+        """By layer and by name: a block may hold the scales of two of its branches."""
+        found: dict[str, dict[str, Taken]] = {}
+        places = [(n, row, stage) for n, stage in enumerate(self.stepping.stages) for row in range(len(stage.sites))]
+        for (number, row, stage), entries in zip(places, by_site, strict=True):
+            for entry in entries:
+                begin = row * stage.channels
+                taken = Taken(entry, number, begin, begin + stage.channels)
+                found.setdefault(entry.layer, {})[entry.name] = taken
+        return found
+
     def take_off(self) -> None:
         """Leave nothing behind."""
         readers = [(path, self.root.get_submodule(path)) for path in self._readers]
-        changed = [("the network", self.root), *readers, *((place.path, place.layer) for place in self._places)]
+        changed = [("the network", self.root), *readers, *self.links.layers.items()]
         for path, module in changed:
             if "_original" not in vars(type(module)):
                 raise WrappedModelError(
@@ -154,181 +124,123 @@ class Steps(Controlled):
         """Begin a pass in this thread."""
         if torch.compiler.is_compiling():
             self._look_while_compiling()
-            self._hand_out(self.givens())
+            self._hand_out(root, self.givens(root))
             return
-        self.refuse_changes(root)
-        givens = self._here.givens = self.givens()
-        self._hand_out(givens)
+        self.links.refuse_changes(root)
+        givens = self._here.givens = self.givens(root)
+        self._hand_out(root, givens)
         if torch.is_grad_enabled() and not in_transform():  # with all weights frozen too: an input may want a gradient
-            for place, given in zip(self._places, givens, strict=True):
-                place.slot.keep(given)
+            for layer, given in zip(self.links.layers.values(), givens, strict=True):
+                layer._slot.keep(given)  # type: ignore[union-attr, operator]
 
     @torch.compiler.assume_constant_result
     def _look_while_compiling(self) -> bool:
         """Whenever the network is compiled, and so after every change; not traced."""
-        self.refuse_changes(self.root)
+        self.links.refuse_changes(self.root)
         return True
 
-    def leave(self, around: list[Given] | None) -> None:
+    def leave(self, root: nn.Module, around: list[Given] | None) -> None:
         """End it, however it went; twice does no harm."""
         if not torch.compiler.is_compiling():
             self._here.givens = around
-        self._hand_out(around)
+        self._hand_out(root, around)
 
-    def _hand_out(self, givens: list[Given] | None) -> None:
-        for number, place in enumerate(self._places):
-            place.slot.cell.given = None if givens is None else givens[number]
-
-    def alone(self, number: int) -> Given:
-        """What a layer runs with that is called by itself."""
-        if self.frozen is not None:
-            return self.frozen[number]
-        spans: dict[str, tuple[int, int]] = {}
-        needed, first, end = [], 0, 0
-        for stage, controller in self.controlled():
-            rows = {name: site - first for name, site in self._places[number].sites.items()}
-            inside = {name: end + row * stage.channels for name, row in rows.items() if 0 <= row < len(stage.sites)}
-            if inside:
-                needed.append((stage, controller))
-                spans |= {name: (begin, begin + stage.channels) for name, begin in inside.items()}
-                end += len(stage.sites) * stage.channels
-            first += len(stage.sites)
-        with self.no_autocast():
-            return Given(self._flat(needed), spans, {}, False)
+    def _hand_out(self, root: nn.Module, givens: list[Given] | None) -> None:
+        for number, layer in enumerate(self._layers(root)):
+            layer._slot.here.cell.given = None if givens is None else givens[number]  # type: ignore[union-attr]
 
     # -- what is computed ----------------------------------------------------------------------------------------------
 
-    def givens(self) -> list[Given]:
-        """What every stepped layer runs with, in order."""
+    @torch.compiler.assume_constant_result
+    def _taking(self) -> tuple[tuple[str, tuple[tuple[str, Taken], ...]], ...]:
+        """Every stepped layer with the parameters that step sizes enter: to the compiler a constant."""
+        return self._takes
+
+    def _layers(self, root: nn.Module) -> Iterable[nn.Module]:
+        if torch.compiler.is_compiling():
+            return [attrgetter(path)(root) for path, _ in self._taking()]
+        return self.links.layers.values()
+
+    def givens(self, root: nn.Module) -> list[Given]:
+        """What every stepped layer runs with, in order.
+
+        Parameters that are sharded are left to be made where they are gathered.
+        """
         if self.frozen is not None:
             return self.frozen
-        with self.no_autocast():
-            flat = self._flat(self.controlled())
-            entered = [
-                (place, entry, _trained(place.layer, entry)) for place in self._places for entry in place.entries
-            ]
-            whole = [each for each in entered if not is_sharded(each[2])]
-            made = self._made([raw for _, _, raw in whole], whole, flat)
-        graded = flat.requires_grad or any(effective.requires_grad for effective in made)
-        by_path: dict[str, dict[str, tuple[Tensor, Tensor]]] = {place.path: {} for place in self._places}
-        for (place, entry, raw), effective in zip(whole, made, strict=True):
-            by_path[place.path][entry.name] = raw, effective
-        return [Given(flat, self._spans_of(place), by_path[place.path], graded) for place in self._places]
+        takes, begins = self._taking(), self._begins(self._all())
+        with self.no_autocast(root):
+            flat = self._flat(root, self._all())
+            raws = self._raws(root)
+            made = self._made(root, raws, [taken for _, own in takes for _, taken in own], flat)
+        graded = flat.requires_grad or any(effective.requires_grad for effective in made if effective is not None)
+        pairs = iter(zip(raws, made, strict=True))
+        return [Given(flat, begins, {name: next(pairs) for name, _ in own}, graded) for _, own in takes]
 
-    def _spans_of(self, place: _Place) -> dict[str, tuple[int, int]]:
-        return {name: self._spans[site] for name, site in place.sites.items()}
+    def alone(self, stages: frozenset[int]) -> Given:
+        """What a layer runs with that is called by itself: the step sizes of its stages."""
+        if self.frozen is not None:
+            return self.frozen[0]._replace(made={})  # of all stages
+        chosen = sorted(stages)
+        with self.no_autocast(self.root):
+            return Given(self._flat(self.root, chosen), self._begins(chosen), {}, False)
 
-    def _made(self, raws: list[Tensor], whole: list[tuple[_Place, Entry, Tensor]], flat: Tensor) -> Sequence[Tensor]:
-        choice = self.controllers.fused
-        entries, sites = [entry for _, entry, _ in whole], [place.sites[entry.name] for place, entry, _ in whole]
-        plain = all(entry.plain for entry in entries)
-        if raws and plain and choice is not False and fused.scales(raws, flat, insist=choice is True):
-            return fused.scale(raws, flat, [self._spans[site][0] for site in sites])
-        sizes = [row for stage in self.by_stage(flat) for row in stage.unbind()]
-        return reparam.effective(entries, raws, [sizes[site] for site in sites])
+    def _begins(self, stages: list[int]) -> dict[int, int]:
+        """Where the step sizes of each stage begin, one after the other."""
+        reads = self._reads()
+        ends = accumulate([len(reads[stage].sites) * reads[stage].channels for stage in stages], initial=0)
+        return dict(zip(stages, ends, strict=False))
+
+    def _raws(self, root: nn.Module) -> list[Tensor]:
+        """The trained parameters that step sizes enter."""
+        found = []
+        for layer, (_, own) in zip(self._layers(root), self._taking(), strict=True):
+            for name, taken in own:
+                raw = reparam.trained(layer, name)
+                if raw is None:
+                    raise UnsupportedSiteError(
+                        f"{taken.entry.parameter} is computed from other parameters since attach (pruned, normalised), "
+                        "which removes its step size; prune or normalise timestepper.fold(net) instead"
+                    )
+                found.append(raw)
+        return found
+
+    def _made(self, root: nn.Module, raws: list[Tensor], taken: list[Taken], flat: Tensor) -> Sequence[Tensor | None]:
+        """Effective parameters; None for those that are sharded."""
+        if any(map(is_sharded, raws)):
+            whole = [number for number, raw in enumerate(raws) if not is_sharded(raw)]
+            made = self._made(root, [raws[number] for number in whole], [taken[number] for number in whole], flat)
+            by_number = dict(zip(whole, made, strict=True))
+            return [by_number.get(number) for number in range(len(raws))]
+        choice, reads = root._modules[CONTROLLERS].fused, self._reads()  # type: ignore[union-attr]
+        plain = all(each.entry.plain for each in taken)
+        of = fused.scales(raws, flat, insist=choice is True) if raws and plain and choice is not False else None
+        if of is not None:
+            return fused.scale(raws, flat, [reads[each.stage].begin + each.begin for each in taken], of)
+        sizes = [stage.unbind() for stage in self.by_stage(flat)]
+        rows = [sizes[each.stage][each.begin // reads[each.stage].channels] for each in taken]
+        return reparam.effective([each.entry for each in taken], raws, rows)
 
     def effective_parameters(self) -> dict[str, Tensor]:
         """The parameters that the network runs with, where they differ from the trained ones."""
         found = {}
-        for place, given in zip(self._places, self.givens(), strict=True):
-            for entry in place.entries:
-                if entry.name not in given.made:
+        for given, (_, own) in zip(self.givens(self.root), self._takes, strict=True):
+            for name, taken in own:
+                effective = given.made[name][1]
+                if effective is None:
                     raise WrappedModelError(
-                        f"{entry.parameter} is sharded; load the full state dict into an attached network that is not"
+                        f"{taken.entry.parameter} is sharded; load the full state dict into an attached network that "
+                        "is not"
                     )
-                found[entry.parameter] = given.made[entry.name][1]
+                found[taken.entry.parameter] = effective
         return found
 
-    # -- what was done to the network since ----------------------------------------------------------------------------
 
-    def _find_links(self) -> list[_Link]:
-        """From the network to its stepped layers."""
-        links: dict[str, _Link] = {}
-        for place in self._places:
-            parent, path = self.root, ""
-            for name in place.path.split("."):
-                path = f"{path}.{name}" if path else name
-                links[path] = _Link(parent, name, parent._modules[name], path)  # type: ignore[arg-type]
-                parent = links[path].child
-        return list(links.values())
-
-    def _find_convs(self) -> None:
-        """The layers that describe sites, and the modules that they lie in."""
-        paths = [conv for stage in self.stepping.stages for site in stage.sites for conv in site.convs]
-        homes = {path.rpartition(".")[0]: self.root.get_submodule(path.rpartition(".")[0]) for path in paths}
-        self._homes = [
-            _Link(self.root.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], home, path)
-            for path, home in homes.items()
-            if path
-        ]
-        self._convs = {path: (homes[path.rpartition(".")[0]]._modules, path.rpartition(".")[2]) for path in paths}
-
-    def _describe_by(self, home: _Link) -> None:
-        """Another part has taken the place of one that describes a site, or was put around it."""
-        new = home.parent._modules.get(home.name)
-        if new is not None and any(part is home.child for part in new.modules()):
-            home.wrapper = new
-            return
-        for path in [path for path in self._convs if path.rpartition(".")[0] == home.path]:
-            name = path.rpartition(".")[2]
-            if new is None or name not in new._modules:
-                raise MismatchError(
-                    f"{home.path} was replaced by {type(new).__name__} since attach, which has no {name} for the "
-                    "controller to read; call timestepper.detach(net) and attach again"
-                )
-            self._convs[path] = new._modules, name
-            home.child = new
-
-    def refuse_changes(self, root: nn.Module) -> None:
-        """Whether every stepped layer is still in its place and still stepped; new norms are taken in."""
-        if root is not self.root:
-            raise WrappedModelError("DataParallel does not copy step sizes; use DistributedDataParallel instead")
-        for link in self._links:
-            if link.changed:
-                self._take_in(link)
-        for home in self._homes:
-            if home.changed:
-                self._describe_by(home)
-        for place in self._places:
-            if not is_stepped(place.layer):
-                raise UnsupportedSiteError(f"{place.path} has changed its class since attach; detach and attach again")
-
-    def _take_in(self, link: _Link) -> None:
-        new = link.parent._modules.get(link.name)
-        place = next((place for place in self._places if place.layer is link.child), None)
-        around = new is not None and any(part is link.child for part in new.modules())
-        shows = place is None and all(hasattr(new, name) for name in link.child._modules)
-        if around and (shows or type(new).__name__ in _TRANSPARENT):
-            link.wrapper = new
-            return
-        if place is not None and new is not None and reparam.replaces(new, place.layer):
-            make_plain(place.layer)
-            place.layer = link.child = new
-            make_stepped(new, place.entries, partial(self.alone, self._places.index(place)))
-            return
-        was, which = (
-            ("wrapped in", "hides its layers") if around else ("replaced by", "would run without its step size")
-        )
-        raise MismatchError(
-            f"{link.path} was {was} {type(new).__name__} since attach, which {which}; call timestepper.detach(net) "
-            "first and attach afterwards, or change timestepper.fold(net)"
-        )
-
-
-def _by_layer(by_site: list[tuple[Entry, ...]]) -> dict[str, list[tuple[Entry, int]]]:
-    """The entries of each layer, with their sites: a block may hold the scales of two of its branches."""
-    found: dict[str, list[tuple[Entry, int]]] = {}
-    for number, entries in enumerate(by_site):
-        for entry in entries:
-            found.setdefault(entry.layer, []).append((entry, number))
-    return found
-
-
-def _readers(sites: list[Site], places: list[_Place]) -> dict[str, tuple[str, ...]]:
+def _readers(sites: list[Site], layers: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     """Modules that read the weights of stepped layers inside them, with the names of these."""
     paths = dict.fromkeys(path for site in sites for path in site.readers)
     return {
-        path: tuple(p.path.removeprefix(f"{path}.") for p in places if not path or p.path.startswith(f"{path}."))
+        path: tuple(p.removeprefix(f"{path}.") for p in layers if not path or p.startswith(f"{path}."))
         for path in paths
     }
 
@@ -336,13 +248,3 @@ def _readers(sites: list[Site], places: list[_Place]) -> dict[str, tuple[str, ..
 def find(module: nn.Module) -> Steps | None:
     """The steps of a network, None of one that has none."""
     return module.__dict__.get(STEPS)
-
-
-def _trained(layer: nn.Module, entry: Entry) -> Tensor:
-    found = reparam.trained(layer, entry.name)
-    if found is None:
-        raise UnsupportedSiteError(
-            f"{entry.parameter} is computed from other parameters since attach (pruned, normalised), which removes its "
-            "step size; prune or normalise timestepper.fold(net) instead"
-        )
-    return found

@@ -6,8 +6,7 @@ elsewhere the plain PyTorch of ``controllers`` runs. Gradients of gradients are 
 ``net.controllers.fused = False``. Compiled networks see three operators (ops.py), others autograd functions (eager.py).
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -17,35 +16,35 @@ from timestepper.controllers.base import Controller, by_stage, in_one, in_transf
 from timestepper.controllers.lstm import LSTM
 from timestepper.errors import StepSizeError
 from timestepper.fused import eager, ops
+from timestepper.fused.tables import Known, known
 
 WIDEST = 256  # beyond this a stage's recurrence is better off with a matrix library
 
 
-def fits(weights: list[Tensor], controllers: Sequence[Controller], insist: bool = False) -> bool:
-    """Whether the kernels can run these weights and controllers; with ``insist`` an error says why not.
+def fits(weights: list[Tensor], controllers: Sequence[Controller], insist: bool = False) -> Known | None:
+    """Whether the kernels can run these weights and controllers: what they then know of them; else None.
 
-    Insisting also takes the operators where they have no kernels (on a CPU, in float64): they run their reference.
+    With ``insist`` an error says why not, and the operators are taken where they have no kernels too (on a CPU, in
+    float64): they run their reference.
     """
     if insist:
         obstacle = _obstacle(weights, controllers)
         if obstacle is not None:
             raise StepSizeError(f"the fused controller cannot run here: {obstacle}; set net.controllers.fused = None")
-        return True
-    if not (ops.TRITON and weights[0].is_cuda and weights[0].dtype == torch.float32) or in_transform():
-        return False
-    if not torch.compiler.is_compiling() and not _whole(weights):
-        return False
+    elif not _kernels(weights[0]) or in_transform() or not (torch.compiler.is_compiling() or _whole(weights)):
+        return None
     kinds = tuple(type(controller) for controller in controllers)
-    return _known(kinds, [*weights, *_parameters(controllers)], lambda: _obstacle(weights, controllers) is None)
+    of = _known([*weights, *_parameters(controllers)])
+    return of if insist or of.once(("fits", *kinds), lambda: _obstacle(weights, controllers) is None) else None
 
 
-def describe(weights: list[Tensor], gradient: bool = True) -> Tensor:
+def describe(weights: list[Tensor], gradient: bool = True, of: Known | None = None) -> Tensor:
     """The descriptors of all stages in one vector; ``gradient=False`` stops the gradient at the weights."""
     shown = weights if gradient else [weight.detach() for weight in weights]
-    return ops.describe(shown) if torch.compiler.is_compiling() else eager.describe(shown)
+    return ops.describe(shown) if torch.compiler.is_compiling() else eager.describe(shown, of)
 
 
-def step_sizes(described: Tensor, controllers: Sequence[Controller]) -> Tensor:
+def step_sizes(described: Tensor, controllers: Sequence[Controller], of: Known | None = None) -> Tensor:
     """Step sizes of all stages in one vector, from what the controllers are shown of all stages in one vector."""
     shapes = [controller.shape for controller in controllers]
     if not all(type(controller) is LSTM and controller.shape.hidden <= WIDEST for controller in controllers):
@@ -53,45 +52,37 @@ def step_sizes(described: Tensor, controllers: Sequence[Controller]) -> Tensor:
         return in_one(controller(stage) for controller, stage in zip(controllers, rows, strict=True))
     numbers = [n for shape in shapes for n in (shape.sites, shape.descriptor, shape.channels, shape.hidden)]
     if not torch.compiler.is_compiling():
-        return eager.lstm_steps(described, _parameters(controllers), numbers)
+        return eager.lstm_steps(described, _parameters(controllers), numbers, of)
     steps, _ = ops.lstm_steps(described, _parameters(controllers), numbers)
     return steps
 
 
-def scales(parameters: list[Tensor], steps: Tensor, insist: bool = False) -> bool:
+def scales(parameters: list[Tensor], steps: Tensor, insist: bool = False) -> Known | None:
     """Whether one kernel can multiply these parameters by their step sizes: all of them one number per channel."""
 
     def alike() -> bool:
         shaped = all(p.dim() == 1 and p.is_contiguous() and p.dtype == steps.dtype for p in parameters)
         return shaped and all(parameter.device == steps.device for parameter in parameters)
 
-    if insist:
-        return alike() and not in_transform()
-    if not (ops.TRITON and steps.is_cuda and steps.dtype == torch.float32) or in_transform():
-        return False
-    return _known(("scales",), parameters, alike)
+    if in_transform() or not (insist or _kernels(steps)):
+        return None
+    of = _known(parameters)
+    return of if of.once("scales", alike) else None
 
 
-def scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> tuple[Tensor, ...]:
+def scale(parameters: list[Tensor], steps: Tensor, places: list[int], of: Known | None = None) -> Sequence[Tensor]:
     """Each parameter times its step sizes, which begin at its place in the vector of all step sizes."""
     if not torch.compiler.is_compiling():
-        return eager.scale(parameters, steps, places)
+        return eager.scale(parameters, steps, places, of)
     return ops.scale(parameters, steps, places).split([parameter.numel() for parameter in parameters])
 
 
-_answers: OrderedDict[tuple, bool] = OrderedDict()
+def _known(tensors: list[Tensor]) -> Known:
+    return Known() if torch.compiler.is_compiling() else known(tensors)  # which the compiler asks once
 
 
-def _known(kind: tuple, tensors: list[Tensor], ask: Callable[[], bool]) -> bool:
-    """The answer for these tensors, which is asked for once while they stay where they are."""
-    if torch.compiler.is_compiling():
-        return ask()
-    key = (kind, *(tuple(map(look, tensors)) for look in (Tensor.data_ptr, Tensor.size, Tensor.stride)))
-    if key not in _answers:
-        _answers[key] = ask()
-        while len(_answers) > 64:
-            _answers.popitem(last=False)
-    return _answers[key]
+def _kernels(tensor: Tensor) -> bool:
+    return ops.TRITON and tensor.is_cuda and tensor.dtype == torch.float32
 
 
 def _whole(tensors: list[Tensor]) -> bool:

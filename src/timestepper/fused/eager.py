@@ -13,21 +13,22 @@ from torch.autograd import Function
 
 from timestepper.errors import StepSizeError
 from timestepper.fused import ops
+from timestepper.fused.tables import Known
 
 
-def describe(weights: list[Tensor]) -> Tensor:
+def describe(weights: list[Tensor], of: Known | None = None) -> Tensor:
     """As :func:`ops.describe`."""
-    return _Describe.apply(*weights)
+    return _Describe.apply(of, *weights)
 
 
-def lstm_steps(described: Tensor, parameters: list[Tensor], shapes: list[int]) -> Tensor:
+def lstm_steps(described: Tensor, parameters: list[Tensor], shapes: list[int], of: Known | None = None) -> Tensor:
     """As :func:`ops.lstm_steps`, without what is there for its backward pass."""
-    return _LSTMSteps.apply(shapes, described, *parameters)
+    return _LSTMSteps.apply(of, shapes, described, *parameters)
 
 
-def scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> tuple[Tensor, ...]:
+def scale(parameters: list[Tensor], steps: Tensor, places: list[int], of: Known | None = None) -> tuple[Tensor, ...]:
     """As :func:`ops.scale`, one tensor for each parameter."""
-    return _Scale.apply(places, steps, *parameters)
+    return _Scale.apply(of, places, steps, *parameters)
 
 
 def _once(backward: Callable) -> Callable:
@@ -47,9 +48,9 @@ def _once(backward: Callable) -> Callable:
 
 class _Describe(Function):
     @staticmethod
-    def forward(ctx, *weights: Tensor) -> Tensor:
+    def forward(ctx, of: Known | None, *weights: Tensor) -> Tensor:
         ctx.shapes = tuple(map(Tensor.size, weights))
-        return ops.run_describe([*weights])
+        return ops.run_describe([*weights], of)
 
     @staticmethod
     @_once
@@ -57,10 +58,8 @@ class _Describe(Function):
         """Every input channel gets the same share: a view of one vector, the same number along the inputs."""
         inputs, views = _shares(ctx.shapes, gradient.device, gradient.dtype)
         shared = gradient / inputs
-        return tuple(
-            shared.as_strided(*view) if needed else None
-            for view, needed in zip(views, ctx.needs_input_grad, strict=True)
-        )
+        wanted = zip(views, ctx.needs_input_grad[1:], strict=True)
+        return None, *[shared.as_strided(*view) if needed else None for view, needed in wanted]
 
 
 @lru_cache(maxsize=64)
@@ -78,9 +77,9 @@ def _shares(shapes: tuple[torch.Size, ...], device: torch.device, dtype: torch.d
 
 class _LSTMSteps(Function):
     @staticmethod
-    def forward(ctx, shapes: list[int], described: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.shapes = shapes
-        steps, state = ops.run_lstm_steps(described, [*parameters], shapes)
+    def forward(ctx, of: Known | None, shapes: list[int], described: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.of, ctx.shapes = of, shapes
+        steps, state = ops.run_lstm_steps(described, [*parameters], shapes, of)
         ctx.save_for_backward(described, steps, state, *parameters)
         return steps
 
@@ -88,25 +87,26 @@ class _LSTMSteps(Function):
     @_once
     def backward(ctx, gradient: Tensor):
         described, steps, state, *parameters = ctx.saved_tensors
-        flat, of_described = ops.run_lstm_steps_backward(gradient, steps, described, state, parameters, ctx.shapes)
-        _, needs_described, *needs = ctx.needs_input_grad
+        where = parameters, ctx.shapes, ctx.of
+        flat, of_described = ops.run_lstm_steps_backward(gradient, steps, described, state, *where)
+        _, _, needs_described, *needs = ctx.needs_input_grad
         parts = flat.split(list(map(Tensor.numel, parameters)))
         gradients = [p.view(w.shape) if n else None for p, w, n in zip(parts, parameters, needs, strict=True)]
-        return None, of_described if needs_described else None, *gradients
+        return None, None, of_described if needs_described else None, *gradients
 
 
 class _Scale(Function):
     @staticmethod
-    def forward(ctx, places: list[int], steps: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        ctx.places, ctx.sizes = places, list(map(Tensor.numel, parameters))
+    def forward(ctx, of: Known | None, places: list[int], steps: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.of, ctx.places, ctx.sizes = of, places, list(map(Tensor.numel, parameters))
         ctx.save_for_backward(steps, *parameters)
-        return tuple(ops.run_scale([*parameters], steps, places).split(ctx.sizes))
+        return tuple(ops.run_scale([*parameters], steps, places, of).split(ctx.sizes))
 
     @staticmethod
     @_once
     def backward(ctx, *gradients: Tensor):
         steps, *parameters = ctx.saved_tensors
-        flat, of_steps = ops.run_scale_backward(torch.cat(gradients), parameters, steps, ctx.places)
-        _, needs_steps, *needs = ctx.needs_input_grad
+        flat, of_steps = ops.run_scale_backward(torch.cat(gradients), parameters, steps, ctx.places, ctx.of)
+        _, _, needs_steps, *needs = ctx.needs_input_grad
         parts = [part if needed else None for part, needed in zip(flat.split(ctx.sizes), needs, strict=True)]
-        return None, of_steps if needs_steps else None, *parts
+        return None, None, of_steps if needs_steps else None, *parts

@@ -8,7 +8,8 @@ import triton
 from torch import Tensor
 
 from timestepper.fused import kernels
-from timestepper.fused.layout import GATES_X, INPUT, MATRICES, OUTPUT, TILE, Layout, power_of_two, scale_rows, table
+from timestepper.fused.layout import GATES_X, INPUT, MATRICES, OUTPUT, TILE, Layout, power_of_two, scale_rows
+from timestepper.fused.tables import Known
 
 NARROW = 64  # the widest stage whose four recurrent matrices fit the registers of one block
 UNITS = 8  # of one block in a wide stage
@@ -37,10 +38,9 @@ def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int 
         ready[(*grid, 1, 1)](*arguments)
 
 
-def describe(weights: list[Tensor]) -> Tensor:
-    looks = (Tensor.data_ptr, Tensor.size, Tensor.stride)
-    key = ("describe", weights[0].device, *(tuple(map(look, weights)) for look in looks))
-    where, (size, grid, block, inputs) = table(key, lambda: _describe_rows(weights), weights[0].device)
+def describe(weights: list[Tensor], known: Known) -> Tensor:
+    device = weights[0].device
+    where, (size, grid, block, inputs) = known.table("describe", lambda: _describe_rows(weights), device)
     out = weights[0].new_empty(size)
     _launch(kernels.describe, grid, where, out, block, inputs)
     return out
@@ -61,15 +61,16 @@ def _describe_rows(weights: list[Tensor]) -> tuple[list, tuple]:
     return rows, (offset, (len(rows), triton.cdiv(max(row[2] for row in rows), block)), block, inputs)
 
 
-def _lstm_table(parameters: list[Tensor], layout: Layout) -> Tensor:
-    addresses = [parameter.data_ptr() for parameter in parameters]
-    device = parameters[0].device
-    return table(("lstm", device, layout.shapes, *addresses), lambda: (layout.rows(addresses), ()), device)[0]
+def _lstm_table(parameters: list[Tensor], layout: Layout, known: Known) -> Tensor:
+    def build() -> tuple[list, tuple]:
+        return layout.rows([parameter.data_ptr() for parameter in parameters]), ()
+
+    return known.table(("lstm", layout.shapes), build, parameters[0].device)[0]
 
 
-def forward(described: Tensor, parameters: list[Tensor], layout: Layout) -> tuple[Tensor, Tensor]:
+def forward(described: Tensor, parameters: list[Tensor], layout: Layout, known: Known) -> tuple[Tensor, Tensor]:
     """Step sizes, and the state that backward needs."""
-    where = _lstm_table(parameters, layout)
+    where = _lstm_table(parameters, layout, known)
     state = described.new_empty(layout.state[-1])
     steps = described.new_empty(layout.steps[-1])
     _affine(where, described, state, layout, INPUT, "relu")
@@ -80,10 +81,16 @@ def forward(described: Tensor, parameters: list[Tensor], layout: Layout) -> tupl
 
 
 def backward(
-    gradient: Tensor, steps: Tensor, described: Tensor, state: Tensor, parameters: list[Tensor], layout: Layout
+    gradient: Tensor,
+    steps: Tensor,
+    described: Tensor,
+    state: Tensor,
+    parameters: list[Tensor],
+    layout: Layout,
+    known: Known,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the parameters, flat in their order, and of the descriptors."""
-    where = _lstm_table(parameters, layout)
+    where = _lstm_table(parameters, layout, known)
     output_gradient = torch.ops.aten.sigmoid_backward(gradient, steps)
     state_gradient = torch.empty_like(state)
     described_gradient = torch.empty_like(described)
@@ -140,36 +147,34 @@ def _recurrence(layout: Layout, whole: Any, single: Any, warps: dict[int, int], 
         _launch(single, grid, *tensors, site, UNITS, hidden, num_warps=8)
 
 
-def scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> Tensor:
+def scale(parameters: list[Tensor], steps: Tensor, places: list[int], known: Known) -> Tensor:
     """The products, one after the other."""
-    where, (size, grid, block) = _scale_table(parameters, places)
+    where, (size, grid, block) = _scale_table(parameters, places, known)
     out = steps.new_empty(size)
     _launch(kernels.scale, grid, where, steps, out, block)
     return out
 
 
 def scale_backward(
-    gradient: Tensor, parameters: list[Tensor], steps: Tensor, places: list[int]
+    gradient: Tensor, parameters: list[Tensor], steps: Tensor, places: list[int], known: Known
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the parameters, flat in their order, and of the step sizes."""
-    where, (_, grid, block) = _scale_table(parameters, places)
+    where, (_, grid, block) = _scale_table(parameters, places, known)
     parameter_gradients, step_gradients = torch.empty_like(gradient), torch.empty_like(steps)
     _launch(kernels.scale_backward, grid, where, steps, gradient, parameter_gradients, step_gradients, block)
     return parameter_gradients, step_gradients
 
 
-def _scale_table(parameters: list[Tensor], places: list[int]) -> tuple[Tensor, tuple]:
+def _scale_table(parameters: list[Tensor], places: list[int], known: Known) -> tuple[Tensor, tuple]:
     """With it the length of all products, a grid of sites and blocks of channels, and the size of a block."""
-    addresses = list(map(Tensor.data_ptr, parameters))
-    sizes = list(map(Tensor.numel, parameters))
-    device = parameters[0].device
 
     def build() -> tuple[list, tuple]:
+        sizes = list(map(Tensor.numel, parameters))
         block = power_of_two(max(sizes), 16, 128)
-        rows = scale_rows(addresses, sizes, places)
+        rows = scale_rows(list(map(Tensor.data_ptr, parameters)), sizes, places)
         return [*rows], (sum(sizes), (len(set(places)), triton.cdiv(max(sizes), block)), block)
 
-    return table(("scale", device, *addresses, *sizes, *places), build, device)
+    return known.table(("scale", *places), build, parameters[0].device)
 
 
 def _warps(elements: int) -> int:

@@ -9,14 +9,9 @@ addresses of the parameters, which do not move, and offsets into the flat buffer
     gradient    per stage the seven parameters in the order of their definition
 """
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-
-import torch
-from torch import Tensor
 
 # The four matrices of a controller, in the order of their rows in the table.
 INPUT, GATES_X, GATES_H, OUTPUT = range(4)
@@ -125,46 +120,3 @@ def scale_rows(addresses: list[int], sizes: list[int], places: list[int]) -> lis
         rows.append((place, size, first, count))
         first += count
     return rows + [(address, offset, 0, 0) for address, offset in zip(addresses, offsets, strict=False)]
-
-
-# -- tables on the device ----------------------------------------------------------------------------------------------
-
-_kept: OrderedDict[tuple, tuple[Tensor, tuple]] = OrderedDict()
-_MOST = 64  # tables that are kept
-_captured: list[Tensor] = []  # which a CUDA graph reads at every replay: these must live on
-
-
-def table(key: tuple, build: Callable[[], tuple[Sequence, tuple]], device: torch.device) -> tuple[Tensor, tuple]:
-    """A table on the device, made once for tensors that stay where they are, and what else follows from them.
-
-    ``build`` gives its rows and the rest. The key holds addresses, shapes and strides: for another tensor in the same
-    place the same table is right.
-    """
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    found = _kept.get(key)
-    if found is None:
-        rows, rest = build()
-        if capturing:
-            return _copied(rows, device), rest
-        found = _kept[key] = _made_aside(rows, device), rest
-        while len(_kept) > _MOST:
-            _kept.popitem(last=False)
-    if capturing:
-        _captured.append(found[0])
-    return found
-
-
-def _made_aside(rows: Sequence, device: torch.device) -> Tensor:
-    """By a thread of its own, which waits until it is there: any stream may read it.
-
-    The memory that the calling thread is given may be that of a CUDA graph that is warming up, and be gone with it.
-    """
-    with ThreadPoolExecutor(1) as aside:
-        return aside.submit(lambda: torch.tensor(rows, dtype=torch.int64).to(device)).result()
-
-
-def _copied(rows: Sequence, device: torch.device) -> Tensor:
-    """As part of the graph that is being recorded, from memory that lives on."""
-    host = torch.tensor(rows, dtype=torch.int64).pin_memory()
-    _captured.append(host)
-    return host.to(device, non_blocking=True)

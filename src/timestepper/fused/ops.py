@@ -2,8 +2,9 @@
 
 ``timestepper::describe``, ``timestepper::lstm_steps`` and ``timestepper::scale`` with their gradients. On CUDA (and
 under Triton's interpreter) they launch kernels; elsewhere they run the reference, which is how the wiring itself is
-tested in float64. Defined by their schemas and not by ``torch.library.custom_op``, which looks at every tensor of every
-call for aliases and takes longer for it than the kernels.
+tested in float64. Who knows where the tensors are says so (``of``) and saves looking at each of them. Defined by their
+schemas and not by ``torch.library.custom_op``, which looks at every tensor of every call for aliases and takes longer
+for it than the kernels.
 """
 
 import importlib.util
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from timestepper.fused import reference
 from timestepper.fused.layout import layout
+from timestepper.fused.tables import Known, known
 
 TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -45,14 +47,14 @@ def _operator(schema: str) -> Callable[[Callable], Callable]:
 # -- descriptors -------------------------------------------------------------------------------------------------------
 
 
-def run_describe(weights: list[Tensor]) -> Tensor:
+def run_describe(weights: list[Tensor], of: Known | None = None) -> Tensor:
     """Each convolution weight averaged over its inputs and flattened, all in one vector."""
     if not by_kernel(weights[0]):
         return reference.describe(weights)
     from timestepper.fused import launch
 
     with torch.cuda.device_of(weights[0]):
-        return launch.describe(weights)
+        return launch.describe(weights, of or known(weights))
 
 
 describe = _operator("describe(Tensor[] weights) -> Tensor")(run_describe)
@@ -83,7 +85,9 @@ torch.library.register_autograd("timestepper::describe", _describe_backward, set
 # -- the LSTM controllers of all stages --------------------------------------------------------------------------------
 
 
-def run_lstm_steps(described: Tensor, parameters: list[Tensor], shapes: list[int]) -> tuple[Tensor, Tensor]:
+def run_lstm_steps(
+    described: Tensor, parameters: list[Tensor], shapes: list[int], of: Known | None = None
+) -> tuple[Tensor, Tensor]:
     """Step sizes of all stages in one vector; then the state that the backward pass reads."""
     where = layout(tuple(shapes))
     if not by_kernel(described):
@@ -91,7 +95,7 @@ def run_lstm_steps(described: Tensor, parameters: list[Tensor], shapes: list[int
     from timestepper.fused import launch
 
     with torch.cuda.device_of(described):
-        return launch.forward(described, parameters, where)
+        return launch.forward(described, parameters, where, of or known(parameters))
 
 
 lstm_steps = _operator("lstm_steps(Tensor described, Tensor[] parameters, int[] shapes) -> (Tensor, Tensor)")(
@@ -106,7 +110,13 @@ def _(described: Tensor, parameters: list[Tensor], shapes: list[int]) -> tuple[T
 
 
 def run_lstm_steps_backward(
-    gradient: Tensor, steps: Tensor, described: Tensor, state: Tensor, parameters: list[Tensor], shapes: list[int]
+    gradient: Tensor,
+    steps: Tensor,
+    described: Tensor,
+    state: Tensor,
+    parameters: list[Tensor],
+    shapes: list[int],
+    of: Known | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the parameters, flat in their order, and of the descriptors."""
     where = layout(tuple(shapes))
@@ -115,7 +125,8 @@ def run_lstm_steps_backward(
     from timestepper.fused import launch
 
     with torch.cuda.device_of(described):
-        return launch.backward(gradient.contiguous(), steps, described, state, parameters, where)
+        of = of or known(parameters)
+        return launch.backward(gradient.contiguous(), steps, described, state, parameters, where, of)
 
 
 lstm_steps_backward = _operator(
@@ -159,7 +170,7 @@ torch.library.register_autograd("timestepper::lstm_steps", _lstm_backward, setup
 # -- step sizes into parameters ----------------------------------------------------------------------------------------
 
 
-def run_scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> Tensor:
+def run_scale(parameters: list[Tensor], steps: Tensor, places: list[int], of: Known | None = None) -> Tensor:
     """Each parameter times its step sizes, which begin at its place in ``steps``, all products in one vector.
 
     Opaque to the compiler on purpose: it would carry the product into the pass over the features, which reads the
@@ -170,7 +181,7 @@ def run_scale(parameters: list[Tensor], steps: Tensor, places: list[int]) -> Ten
     from timestepper.fused import launch
 
     with torch.cuda.device_of(steps):
-        return launch.scale(parameters, steps, places)
+        return launch.scale(parameters, steps, places, of or known(parameters))
 
 
 scale = _operator("scale(Tensor[] parameters, Tensor steps, int[] places) -> Tensor")(run_scale)
@@ -182,7 +193,7 @@ def _(parameters: list[Tensor], steps: Tensor, places: list[int]) -> Tensor:
 
 
 def run_scale_backward(
-    gradient: Tensor, parameters: list[Tensor], steps: Tensor, places: list[int]
+    gradient: Tensor, parameters: list[Tensor], steps: Tensor, places: list[int], of: Known | None = None
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the parameters, flat in their order, and of the step sizes."""
     if not by_kernel(steps):
@@ -190,7 +201,7 @@ def run_scale_backward(
     from timestepper.fused import launch
 
     with torch.cuda.device_of(steps):
-        return launch.scale_backward(gradient.contiguous(), parameters, steps, places)
+        return launch.scale_backward(gradient.contiguous(), parameters, steps, places, of or known(parameters))
 
 
 scale_backward = _operator(

@@ -80,7 +80,7 @@ def _within(candidate: Candidate, home: str) -> Candidate:
             last=tuple(map(inner, site.last)),
             gate=inner(site.gate) if site.gate else None,
             readers=tuple(map(inner, site.readers)),
-            entries=tuple(replace(entry, layer=inner(entry.layer)) for entry in site.entries),
+            entries=tuple(entry._replace(layer=inner(entry.layer)) for entry in site.entries),
             means=(),
         )
 

@@ -4,7 +4,7 @@ Functions and not classes decide: whoever computes ``weight * x`` has a per-chan
 What is found here is a candidate, which proof.py proves or refuses.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 
 from timestepper.reparam import Entry
@@ -208,7 +208,7 @@ class Walk:
         self._find_readers(parameter)
         entry = Entry(*key, dimension=dimension, divide=divide, offset=offset)
         if not way.whole or way.length != self.found.channels:
-            entry = replace(entry, begin=way.begin, length=way.length, row=way.row)
+            entry = entry._replace(begin=way.begin, length=way.length, row=way.row)
         if self.found.entries.setdefault(key, entry) != entry:
             raise Refused(f"{name_of(parameter)} would take two different steps")
 

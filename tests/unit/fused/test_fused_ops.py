@@ -7,9 +7,9 @@ from interpreter import run_interpreted
 
 from timestepper import equations
 from timestepper.errors import StepSizeError
-from timestepper.fused import eager, ops, reference
-from timestepper.fused import layout as layout_module
-from timestepper.fused.layout import MATRICES, TILE, layout, scale_rows, table
+from timestepper.fused import eager, ops, reference, tables
+from timestepper.fused.layout import MATRICES, TILE, layout, scale_rows
+from timestepper.fused.tables import known
 
 SHAPES = ((3, 12, 6, 2), (4, 10, 5, 3), (1, 7, 4, 1))
 NUMBERS = list(kernel_errors.numbers(SHAPES))
@@ -168,13 +168,27 @@ def test_a_table_is_made_once_for_what_it_stands_for():
         built.append(1)
         return ((1, 2), (3, 4)), ("rest",)
 
-    key = ("test", object())
+    tensors = [torch.randn(3), torch.randn(2, 2)]
     for _ in range(3):
-        found, rest = table(key, build, device)
+        found, rest = known(tensors).table("test", build, device)
     assert (found.tolist(), rest, len(built)) == ([[1, 2], [3, 4]], ("rest",), 1)
-    for other in range(layout_module._MOST):  # and not kept for ever
-        table(("test", object(), other), build, device)
-    assert key not in layout_module._kept
+    first = known(tensors)
+    others = [torch.randn(2) for _ in range(tables._MOST)]
+    for other in others:  # and not kept for ever
+        known([other])
+    assert known(tensors) is not first
+
+
+def test_what_is_known_is_of_tensors_as_they_lie():
+    weight = torch.nn.Parameter(torch.randn(4, 4))
+    first = known([weight])
+    assert known([weight.detach()]) is first  # another tensor in the same place
+    weight.data = weight.data.t()
+    turned = known([weight])
+    assert turned is not first
+    weight.data = weight.data.t().view(2, 8)
+    assert known([weight]) not in (first, turned)
+    assert known([weight.data.view(4, 4).view(torch.int32)]) is not first
 
 
 INTERPRETED = """

@@ -1,0 +1,129 @@
+"""What was done to a network since step sizes were attached to it.
+
+A norm that took the place of another is taken in, a part that was put around another is seen through; anything else is
+refused by name, because a layer would silently run without its step size.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from timestepper import reparam
+from timestepper.controlled import Convs
+from timestepper.errors import MismatchError, UnsupportedSiteError, WrappedModelError
+from timestepper.stepped import is_stepped, make_plain, make_stepped
+
+_TRANSPARENT = {"CheckpointWrapper", "OptimizedModule"}  # put around a layer, they run it as it is
+
+
+@dataclass
+class _Link:
+    """A module that is the child of another, as it was at the last look."""
+
+    parent: nn.Module
+    name: str
+    child: nn.Module
+    path: str
+    wrapper: nn.Module | None = None  # put around the child since attach
+
+    @property
+    def now(self) -> nn.Module | None:
+        return self.parent._modules.get(self.name)
+
+    @property
+    def seen(self) -> nn.Module:
+        return self.child if self.wrapper is None else self.wrapper
+
+    def wrapped(self) -> bool:
+        """Whether what is there now has the child inside it."""
+        return self.now is not None and any(part is self.child for part in self.now.modules())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "wrapper": None}  # found again: a compiled one cannot be copied before what it wraps
+
+
+class Links:
+    """From a network to its stepped layers and to those that describe its sites."""
+
+    def __init__(self, root: nn.Module, layers: dict[str, nn.Module], convs: Convs):
+        self.root, self.layers, self.convs = root, layers, convs
+        links: dict[str, _Link] = {}
+        for layer in layers:
+            parent, path = root, ""
+            for name in layer.split("."):
+                path = f"{path}.{name}" if path else name
+                links[path] = _Link(parent, name, parent._modules[name], path)  # type: ignore[arg-type]
+                parent = links[path].child
+        self._links = list(links.values())
+        self._homes = []  # of layers that are read and not called
+        for path in dict.fromkeys(conv.rpartition(".")[0] for conv in convs):
+            if path:
+                above, _, name = path.rpartition(".")
+                self._homes.append(_Link(root.get_submodule(above), name, root.get_submodule(path), path))
+        self._remember()
+
+    def _remember(self) -> None:
+        watched = [*self._links, *self._homes]
+        self._watched = [(link.parent._modules, link.name) for link in watched]
+        self._seen = [link.seen for link in watched]
+        self._classes = list(map(type, self.layers.values()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_seen": [], "_classes": []}  # looked at again; our classes cannot be pickled
+
+    def refuse_changes(self, root: nn.Module) -> None:
+        """Whether every stepped layer is still in its place and still stepped; new norms are taken in."""
+        if root is not self.root:
+            raise WrappedModelError("DataParallel does not copy step sizes; use DistributedDataParallel instead")
+        # As two lists: this is asked at every forward.
+        there = [siblings.get(name) for siblings, name in self._watched]
+        if there == self._seen and list(map(type, self.layers.values())) == self._classes:
+            return
+        for link in self._links:
+            if link.now is not link.seen:
+                self._take_in(link)
+        for home in self._homes:
+            if home.now is not home.seen:
+                self._describe_by(home)
+        for path, layer in self.layers.items():
+            if not is_stepped(layer):
+                raise UnsupportedSiteError(f"{path} has changed its class since attach; detach and attach again")
+        self._remember()
+
+    def _take_in(self, link: _Link) -> None:
+        new, old, around = link.now, link.child, link.wrapped()
+        stepped = link.path in self.layers
+        shows = not stepped and all(hasattr(new, name) for name in old._modules)
+        if new is old or (around and (shows or type(new).__name__ in _TRANSPARENT)):
+            link.wrapper = None if new is old else new
+            return
+        if stepped and new is not None and reparam.replaces(new, old):
+            taken, alone = old._taken, old._alone
+            make_plain(old)
+            make_stepped(new, taken, alone)  # type: ignore[arg-type]
+            self.layers[link.path] = link.child = new
+            return
+        was, which = (
+            ("wrapped in", "hides its layers") if around else ("replaced by", "would run without its step size")
+        )
+        raise MismatchError(
+            f"{link.path} was {was} {type(new).__name__} since attach, which {which}; call timestepper.detach(net) "
+            "first and attach afterwards, or change timestepper.fold(net)"
+        )
+
+    def _describe_by(self, home: _Link) -> None:
+        """Another part has taken the place of one that describes a site, or was put around it."""
+        new = home.now
+        if home.wrapped():
+            home.wrapper = None if new is home.child else new
+            return
+        for path in [path for path in self.convs if path.rpartition(".")[0] == home.path]:
+            name = path.rpartition(".")[2]
+            if new is None or name not in new._modules:
+                raise MismatchError(
+                    f"{home.path} was replaced by {type(new).__name__} since attach, which has no {name} for the "
+                    "controller to read; call timestepper.detach(net) and attach again"
+                )
+            self.convs[path] = new._modules, name
+            home.child = new
