@@ -7,6 +7,7 @@ elsewhere the plain PyTorch of ``controllers`` runs. Gradients of gradients are 
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -38,22 +39,21 @@ def fits(weights: list[Tensor], controllers: Sequence[Controller], insist: bool 
     return of if insist or of.once(("fits", *kinds), lambda: _obstacle(weights, controllers) is None) else None
 
 
-def describe(weights: list[Tensor], gradient: bool = True, of: Known | None = None) -> Tensor:
+def describe(weights: list[Tensor], gradient: bool, of: Known) -> Tensor:
     """The descriptors of all stages in one vector; ``gradient=False`` stops the gradient at the weights."""
     shown = weights if gradient else [weight.detach() for weight in weights]
     return ops.describe(shown) if torch.compiler.is_compiling() else eager.describe(shown, of)
 
 
-def step_sizes(described: Tensor, controllers: Sequence[Controller], of: Known | None = None) -> Tensor:
+def step_sizes(described: Tensor, controllers: Sequence[Controller], of: Known) -> Tensor:
     """Step sizes of all stages in one vector, from what the controllers are shown of all stages in one vector."""
     shapes = [controller.shape for controller in controllers]
     if not all(type(controller) is LSTM and controller.shape.hidden <= WIDEST for controller in controllers):
         rows = by_stage(described, [(shape.sites, shape.descriptor) for shape in shapes])
         return in_one(controller(stage) for controller, stage in zip(controllers, rows, strict=True))
     numbers = [n for shape in shapes for n in (shape.sites, shape.descriptor, shape.channels, shape.hidden)]
-    if not torch.compiler.is_compiling():
-        return eager.lstm_steps(described, _parameters(controllers), numbers, of)
-    steps, _ = ops.lstm_steps(described, _parameters(controllers), numbers)
+    run = ops.lstm_steps if torch.compiler.is_compiling() else partial(eager.lstm_steps, of=of)
+    steps, _ = run(described, _parameters(controllers), numbers)
     return steps
 
 
@@ -70,7 +70,7 @@ def scales(parameters: list[Tensor], steps: Tensor, insist: bool = False) -> Kno
     return of if of.once("scales", alike) else None
 
 
-def scale(parameters: list[Tensor], steps: Tensor, places: list[int], of: Known | None = None) -> Sequence[Tensor]:
+def scale(parameters: list[Tensor], steps: Tensor, places: list[int], of: Known) -> Sequence[Tensor]:
     """Each parameter times its step sizes, which begin at its place in the vector of all step sizes."""
     if not torch.compiler.is_compiling():
         return eager.scale(parameters, steps, places, of)

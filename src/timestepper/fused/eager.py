@@ -1,7 +1,8 @@
-"""The operators of ops.py for networks that are not compiled: the same functions behind autograd functions.
+"""The operators of ops.py with their gradients.
 
-An operator that PyTorch knows by a schema costs the host far more in eager mode than the kernels take. Here nothing
-stands between the network and the launches.
+A network that is not compiled comes here directly and goes on to the launches: an operator that PyTorch knows by a
+schema costs the host far more than the kernels take. A compiled one comes here while it is traced, through the
+operators, without knowing where its tensors will be (``of`` is None), and is left with operators.
 """
 
 from collections.abc import Callable
@@ -15,18 +16,22 @@ from timestepper.errors import StepSizeError
 from timestepper.fused import ops
 from timestepper.fused.tables import Known
 
+_run = torch.ops.timestepper
+
 
 def describe(weights: list[Tensor], of: Known | None = None) -> Tensor:
     """As :func:`ops.describe`."""
     return _Describe.apply(of, *weights)
 
 
-def lstm_steps(described: Tensor, parameters: list[Tensor], shapes: list[int], of: Known | None = None) -> Tensor:
-    """As :func:`ops.lstm_steps`, without what is there for its backward pass."""
+def lstm_steps(
+    described: Tensor, parameters: list[Tensor], shapes: list[int], of: Known | None = None
+) -> tuple[Tensor, Tensor]:
+    """As :func:`ops.lstm_steps`."""
     return _LSTMSteps.apply(of, shapes, described, *parameters)
 
 
-def scale(parameters: list[Tensor], steps: Tensor, places: list[int], of: Known | None = None) -> tuple[Tensor, ...]:
+def scale(parameters: list[Tensor], steps: Tensor, places: list[int], of: Known) -> tuple[Tensor, ...]:
     """As :func:`ops.scale`, one tensor for each parameter."""
     return _Scale.apply(of, places, steps, *parameters)
 
@@ -49,17 +54,23 @@ def _once(backward: Callable) -> Callable:
 class _Describe(Function):
     @staticmethod
     def forward(ctx, of: Known | None, *weights: Tensor) -> Tensor:
-        ctx.shapes = tuple(map(Tensor.size, weights))
-        return ops.run_describe([*weights], of)
+        ctx.of, ctx.shapes = of, tuple(map(Tensor.size, weights))
+        return _run.describe_run([*weights]) if of is None else ops.run_describe([*weights], of)
 
     @staticmethod
     @_once
     def backward(ctx, gradient: Tensor):
-        """Every input channel gets the same share: a view of one vector, the same number along the inputs."""
+        """Every input channel gets the same share: the same number along the inputs."""
+        _, *wanted = ctx.needs_input_grad
+        if ctx.of is None:  # plain operations, which fuse into the sum with the layer's own part
+            parts = gradient.split([shape.numel() // shape[1] for shape in ctx.shapes])
+            return None, *[
+                (part / shape[1]).view(shape[0], 1, *shape[2:]).expand(shape) if needed else None
+                for part, shape, needed in zip(parts, ctx.shapes, wanted, strict=True)
+            ]
         inputs, views = _shares(ctx.shapes, gradient.device, gradient.dtype)
         shared = gradient / inputs
-        wanted = zip(views, ctx.needs_input_grad[1:], strict=True)
-        return None, *[shared.as_strided(*view) if needed else None for view, needed in wanted]
+        return None, *[shared.as_strided(*view) if n else None for view, n in zip(views, wanted, strict=True)]
 
 
 @lru_cache(maxsize=64)
@@ -77,18 +88,25 @@ def _shares(shapes: tuple[torch.Size, ...], device: torch.device, dtype: torch.d
 
 class _LSTMSteps(Function):
     @staticmethod
-    def forward(ctx, of: Known | None, shapes: list[int], described: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(ctx, of: Known | None, shapes: list[int], described: Tensor, *parameters: Tensor):
         ctx.of, ctx.shapes = of, shapes
-        steps, state = ops.run_lstm_steps(described, [*parameters], shapes, of)
+        if of is None:
+            steps, state = _run.lstm_steps_run(described, [*parameters], shapes)
+        else:
+            steps, state = ops.run_lstm_steps(described, [*parameters], shapes, of)
+        ctx.mark_non_differentiable(state)
         ctx.save_for_backward(described, steps, state, *parameters)
-        return steps
+        return steps, state
 
     @staticmethod
     @_once
-    def backward(ctx, gradient: Tensor):
+    def backward(ctx, gradient: Tensor, _):
         described, steps, state, *parameters = ctx.saved_tensors
-        where = parameters, ctx.shapes, ctx.of
-        flat, of_described = ops.run_lstm_steps_backward(gradient, steps, described, state, *where)
+        arguments = gradient, steps, described, state, parameters, ctx.shapes
+        if ctx.of is None:
+            flat, of_described = _run.lstm_steps_backward_run(*arguments)
+        else:
+            flat, of_described = ops.run_lstm_steps_backward(*arguments, ctx.of)
         _, _, needs_described, *needs = ctx.needs_input_grad
         parts = flat.split(list(map(Tensor.numel, parameters)))
         gradients = [p.view(w.shape) if n else None for p, w, n in zip(parts, parameters, needs, strict=True)]
@@ -96,17 +114,29 @@ class _LSTMSteps(Function):
 
 
 class _Scale(Function):
+    """The products: one tensor for each parameter, or, for the operator, all in one vector."""
+
     @staticmethod
-    def forward(ctx, of: Known | None, places: list[int], steps: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx, of: Known | None, places: list[int], steps: Tensor, *parameters: Tensor):
         ctx.of, ctx.places, ctx.sizes = of, places, list(map(Tensor.numel, parameters))
         ctx.save_for_backward(steps, *parameters)
+        if of is None:
+            return _run.scale_run([*parameters], steps, places)
         return tuple(ops.run_scale([*parameters], steps, places, of).split(ctx.sizes))
 
     @staticmethod
     @_once
     def backward(ctx, *gradients: Tensor):
         steps, *parameters = ctx.saved_tensors
-        flat, of_steps = ops.run_scale_backward(torch.cat(gradients), parameters, steps, ctx.places, ctx.of)
+        if ctx.of is None:
+            flat, of_steps = _run.scale_backward_run(gradients[0], parameters, steps, ctx.places)
+        else:
+            flat, of_steps = ops.run_scale_backward(torch.cat(gradients), parameters, steps, ctx.places, ctx.of)
         _, _, needs_steps, *needs = ctx.needs_input_grad
         parts = [part if needed else None for part, needed in zip(flat.split(ctx.sizes), needs, strict=True)]
         return None, None, of_steps if needs_steps else None, *parts
+
+
+ops.with_gradient(ops.describe, describe)
+ops.with_gradient(ops.lstm_steps, lstm_steps)
+ops.with_gradient(ops.scale, lambda parameters, steps, places: _Scale.apply(None, places, steps, *parameters))
