@@ -3,8 +3,8 @@
     python benchmarks/convolution.py --json convolution.json
 
 For every distinct layer of CIFAR ResNet-56 that the kernels take: forward, input gradient and weight gradient by cuDNN
-(bf16, channels-last, benchmark mode) and by ours, as the tables of fused/convolution.py divide the work and in the ways
-that differ from that in one number. A figure is the median of calls recorded in one CUDA graph; data lie in the L2
+(bf16, channels-last, benchmark mode) and by ours, as kernels/convolution.py divides the work and in the ways that
+differ from that in one number. A figure is the median of calls recorded in one CUDA graph; data lie in the L2
 cache, as they do in training. Every way is compared with float64. One that does not compile or is wrong is printed and
 left out. The best go into the tables.
 
@@ -29,7 +29,7 @@ from torch import Tensor  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from timestepper.bench.environment import environment  # noqa: E402
-from timestepper.fused.convolution import (  # noqa: E402
+from timestepper.kernels.convolution import (  # noqa: E402
     CONVOLVE,
     WEIGHT_GRADIENT,
     Blocks,

@@ -17,20 +17,18 @@ if TYPE_CHECKING:
     from timestepper import adapters, controllers
     from timestepper.api import (
         attach,
-        controller_parameters,
         detach,
         evolution_time,
         fold,
-        freeze_base,
         frozen_steps,
         is_attached,
-        parameter_groups,
         step_sizes,
     )
     from timestepper.inspection import descriptor_influence, summary
     from timestepper.integrations.pretrained import from_pretrained
     from timestepper.saving import load_controllers, load_folded, save_controllers, save_folded
     from timestepper.sites import discover
+    from timestepper.training import controller_parameters, freeze_base, parameter_groups
 
 __version__ = "0.1.0"
 
@@ -58,7 +56,7 @@ __all__ = [
 ]
 
 
-_HOMES = ("api", "sites", "inspection", "saving", "integrations.pretrained")
+_HOMES = ("api", "training", "sites", "inspection", "saving", "integrations.pretrained")
 
 
 def __getattr__(name: str):

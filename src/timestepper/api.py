@@ -20,14 +20,14 @@ from timestepper.errors import (
     MismatchError,
     NonFiniteError,
     NoSitesError,
-    NotAttachedError,
     StepSizeError,
     UnknownNameError,
     WrappedModelError,
 )
+from timestepper.root import CONTROLLERS
 from timestepper.sites import Discovery, find, reduced
-from timestepper.stepped import CONTROLLERS, is_stepped
-from timestepper.steps import Stepping, Steps
+from timestepper.stepped import is_stepped
+from timestepper.steps import Stepping, Steps, find_inside, find_steps
 
 Network = TypeVar("Network", bound=nn.Module)
 DESCRIPTORS = ("mean", "visible")  # how the controller is shown the weights; the paper's is the first
@@ -237,86 +237,6 @@ def evolution_time(net: nn.Module) -> dict[str, float]:
     return {name: equations.evolution_time(dt).mean().item() for name, dt in step_sizes(net).items()}
 
 
-def controller_parameters(net: nn.Module) -> list[nn.Parameter]:
-    """The parameters of the controllers: what a network has more than before it was attached to.
-
-    Args:
-        net: an attached network, also inside DDP, AveragedModel or torch.compile.
-
-    Returns:
-        In the order of the stages; none for ``fixed``.
-
-    Raises:
-        NotAttachedError: ``net`` has no controllers.
-    """
-    return list(find_steps(net).controllers.parameters())
-
-
-def parameter_groups(
-    net: nn.Module,
-    *,
-    weight_decay: float | None = None,
-    controller_weight_decay: float | None = None,
-    controller_lr: float | None = None,
-) -> list[dict[str, Any]]:
-    """Two groups for an optimiser, the network's and its controllers' parameters, so that they can be trained apart.
-
-    Args:
-        net: an attached network, also inside DDP, AveragedModel or torch.compile.
-        weight_decay: of the network; by default the optimiser's own.
-        controller_weight_decay: of the controllers; by default that of the network. The paper decays everything alike.
-        controller_lr: learning rate of the controllers; by default the optimiser's own.
-
-    Returns:
-        What ``torch.optim.SGD(timestepper.parameter_groups(net), lr=0.1)`` takes. Only parameters that are trained.
-
-    Raises:
-        NotAttachedError: ``net`` has no controllers.
-    """
-    controllers = {id(parameter): parameter for parameter in controller_parameters(net)}
-    options = {
-        "network": {"weight_decay": weight_decay},
-        "controllers": {
-            "weight_decay": weight_decay if controller_weight_decay is None else controller_weight_decay,
-            "lr": controller_lr,
-        },
-    }
-    members = {
-        "network": [p for p in net.parameters() if id(p) not in controllers],
-        "controllers": list(controllers.values()),
-    }
-    return [
-        {
-            "name": name,
-            "params": [parameter for parameter in members[name] if parameter.requires_grad],
-            **{key: value for key, value in options[name].items() if value is not None},
-        }
-        for name in members
-    ]
-
-
-def freeze_base(net: Network) -> Network:
-    """Train the step sizes alone: every other parameter gets ``requires_grad=False``.
-
-    Batch norms still follow their statistics in train mode; call ``net.eval()`` to hold these too.
-
-    Args:
-        net: an attached network, also inside DDP, AveragedModel or torch.compile.
-
-    Returns:
-        The same network.
-
-    Raises:
-        NotAttachedError: ``net`` has no controllers.
-    """
-    find_steps(net).controllers.requires_grad_(True)
-    controllers = {id(parameter) for parameter in controller_parameters(net)}
-    for parameter in net.parameters():
-        if id(parameter) not in controllers:
-            parameter.requires_grad_(False)
-    return net
-
-
 def is_attached(net: nn.Module) -> bool:
     """Whether a network, or the one inside a wrapper, has controllers.
 
@@ -326,29 +246,7 @@ def is_attached(net: nn.Module) -> bool:
     Returns:
         True or False.
     """
-    return _inner(net) is not None
-
-
-def find_steps(net: nn.Module) -> Steps:
-    """The steps of the attached network inside DDP, AveragedModel or torch.compile wrappers."""
-    found = _inner(net)
-    if found is None:
-        raise NotAttachedError(f"{type(net).__name__} has no controllers{_where_else(net)}")
-    return found
-
-
-def _inner(net: object) -> Steps | None:
-    while isinstance(net, nn.Module):
-        if (found := steps.find(net)) is not None:
-            return found
-        net = net._modules.get("module", net._modules.get("_orig_mod"))
-    return None
-
-
-def _where_else(net: object) -> str:
-    parts = net.named_modules() if isinstance(net, nn.Module) else ()
-    found = next((path for path, part in parts if steps.find(part) is not None), None)
-    return f"; its part {found} has some: pass that one" if found else "; call timestepper.attach first"
+    return find_inside(net) is not None
 
 
 def _refuse_wrapped(model: nn.Module) -> None:

@@ -9,12 +9,12 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from timestepper import equations, fused
+from timestepper import equations, kernels
 from timestepper.adapters import Site, Stage
 from timestepper.controllers import Controller, ControllerSpec, StageShape
 from timestepper.controllers.base import at_least_float32, by_stage, in_one
 from timestepper.errors import StepSizeError
-from timestepper.stepped import CONTROLLERS
+from timestepper.root import CONTROLLERS
 
 Convs = dict[str, tuple[dict[str, nn.Module | None], str]]  # by path: the siblings of a layer, and its name among them
 
@@ -139,13 +139,13 @@ class Controlled:
         controllers = cast(list[Controller], [every[stage] for stage in stages])
         if owned.fused or (owned.fused is None and self.stepping.controller.reads_weights):
             weights = [weight for read in reads for site in read.sites for weight in self._weights(root, site)]
-            of = fused.fits(weights, controllers, insist=owned.fused is True)
+            of = kernels.fits(weights, controllers, insist=owned.fused is True)
             if of is not None:
-                described = fused.describe(weights, self.stepping.descriptor_gradient, of)
+                described = kernels.describe(weights, self.stepping.descriptor_gradient, of)
                 if self.stepping.descriptor == "visible":
                     rows = by_stage(described, [(len(read.sites), read.descriptor) for read in reads])
                     described = in_one(map(equations.visible_descriptor, rows))
-                return fused.step_sizes(described, controllers, of)
+                return kernels.step_sizes(described, controllers, of)
         pairs = zip(reads, controllers, strict=True)
         return in_one(controller(self.descriptors(root, read, controller)) for read, controller in pairs)
 

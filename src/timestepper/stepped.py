@@ -114,33 +114,33 @@ def _equip(module: nn.Module) -> None:
     module.__dict__.update(_slot=Slot(), _view=view)
 
 
-def _subclass(original: type[nn.Module], names: dict[str, Any]) -> type[nn.Module]:
+def subclass(original: type[nn.Module], names: dict[str, Any]) -> type[nn.Module]:
     """Under the original's name and module: nobody but type() can tell."""
     named = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
     return type(original.__name__, (original,), {**named, **names})
 
 
 def _running_on_a_view(
-    make: str, original: type[nn.Module], names: tuple[str, ...], forward: Callable, see: Callable[[str], Callable]
+    make: Callable, original: type[nn.Module], names: tuple[str, ...], forward: Callable, see: Callable[[str], Callable]
 ) -> type[nn.Module]:
     """A subclass whose view gives something else under some names."""
 
     def reduce(self, protocol):
         state = {key: value for key, value in vars(self).items() if key not in ("_slot", "_view")}
-        return _remade, (make, original, names), state
+        return remade, (make, original, names), state
 
     def set_state(self, state):
         original.__setstate__(self, state)
         _equip(self)
 
     own = {"forward": functools.wraps(original.forward)(forward), "__reduce_ex__": reduce, "__setstate__": set_state}
-    view = _subclass(original, {name: property(see(name)) for name in (name.partition(".")[0] for name in names)})
-    return _subclass(original, {**own, "_original": original, "_seen_by_itself": view})
+    view = subclass(original, {name: property(see(name)) for name in (name.partition(".")[0] for name in names)})
+    return subclass(original, {**own, "_original": original, "_seen_by_itself": view})
 
 
-def _remade(make: str, original: type[nn.Module], *names: tuple[str, ...]) -> nn.Module:
+def remade(make: Callable[..., type[nn.Module]], *given: Any) -> nn.Module:
     """Without its contents, for copies and for pickles."""
-    return object.__new__(globals()[make](original, *names))
+    return object.__new__(make(*given))
 
 
 @functools.cache
@@ -153,7 +153,7 @@ def _stepped_class(original: Any, names: tuple[str, ...]) -> type[nn.Module]:
             _refuse_reentrant()
         return original.forward(self._view, *args, **kwargs)
 
-    return _running_on_a_view("_stepped_class", original, names, forward, _effective)
+    return _running_on_a_view(_stepped_class, original, names, forward, _effective)
 
 
 @functools.cache
@@ -164,7 +164,7 @@ def _reader_class(original: Any, names: tuple[str, ...]) -> type[nn.Module]:
             return _run_alone(layers, original.forward, self, args, kwargs)
         return original.forward(self._view, *args, **kwargs)
 
-    return _running_on_a_view("_reader_class", original, names, forward, _child_s_view)
+    return _running_on_a_view(_reader_class, original, names, forward, _child_s_view)
 
 
 def _below(module: nn.Module, path: str) -> Any:
@@ -253,68 +253,3 @@ def _refuse_reentrant() -> None:
                 "(use_reentrant=False; transformers: gradient_checkpointing_kwargs={'use_reentrant': False})"
             )
         frame = frame.f_back  # type: ignore[assignment]
-
-
-# -- the network itself ------------------------------------------------------------------------------------------------
-
-CONTROLLERS = "controllers"
-# Methods that an attached network does in a way of its own, where its class has them: name -> original class -> method.
-root_methods: dict[str, Callable[[Any], Callable]] = {}
-
-STEPS = "_timestepper"  # where a network keeps its Steps; no child, no parameter
-
-
-@functools.cache
-def root_class(original: Any) -> Any:
-    """Of a network whose every forward is a pass of its steps."""
-
-    def forward(self, *args, **kwargs):
-        steps = self._timestepper
-        if not torch.compiler.is_compiling() and torch.fx._symbolic_trace.is_fx_symbolic_tracing():
-            return original.forward(self, *args, **kwargs)  # each layer that is left whole runs by itself
-        around = steps.around()
-        try:  # and no hook, which torch calls after an Exception, but not after Ctrl-C
-            steps.enter(self)
-            return original.forward(self, *args, **kwargs)
-        finally:
-            try:
-                steps.leave(self, around)
-            except BaseException:  # Ctrl-C, just here
-                steps.leave(self, around)
-                raise
-
-    methods: dict[str, Any] = {
-        "forward": functools.wraps(original.forward)(forward),
-        "__reduce_ex__": lambda self, protocol: (_remade, ("root_class", original), self.__getstate__()),
-        "_original": original,
-    }
-    methods |= {name: make(original) for name, make in root_methods.items() if hasattr(original, name)}
-    if issubclass(original, nn.Sequential | nn.ModuleList | nn.ModuleDict):
-        methods |= _hiding_controllers(original)
-    return _subclass(original, methods)
-
-
-def _hiding_controllers(original: Any) -> dict[str, Any]:
-    """A network that is a container itself gains a child that is none of its items."""
-
-    def items(self):
-        return [(key, child) for key, child in self._modules.items() if key != CONTROLLERS]
-
-    def get_item(self, key):
-        bare = object.__new__(original)
-        bare.__dict__ = {**vars(self), "_modules": dict(items(self))}
-        return original.__getitem__(bare, key)
-
-    keyed = issubclass(original, nn.ModuleDict)
-    methods: dict[str, Any] = {
-        "__len__": lambda self: len(self._modules) - 1,
-        "__iter__": lambda self: iter([key if keyed else child for key, child in items(self)]),
-        "__getitem__": get_item,
-    }
-    if keyed:
-        methods |= {
-            "items": items,
-            "keys": lambda self: [key for key, _ in items(self)],
-            "values": lambda self: [child for _, child in items(self)],
-        }
-    return methods

@@ -13,23 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from timestepper import fused, reparam
+from timestepper import kernels, reparam
 from timestepper.adapters import Site
 from timestepper.controlled import Controlled, Controllers, Stepping, is_sharded
 from timestepper.controllers.base import in_transform
-from timestepper.errors import UnsupportedSiteError, WrappedModelError
+from timestepper.errors import NotAttachedError, UnsupportedSiteError, WrappedModelError
 from timestepper.links import Links
 from timestepper.reparam import Entry
-from timestepper.stepped import (
-    CONTROLLERS,
-    STEPS,
-    Given,
-    Taken,
-    make_plain,
-    make_reader,
-    make_stepped,
-    root_class,
-)
+from timestepper.root import CONTROLLERS, STEPS, root_class
+from timestepper.stepped import Given, Taken, make_plain, make_reader, make_stepped
 
 
 class _Here(threading.local):
@@ -214,9 +206,9 @@ class Steps(Controlled):
             return [by_number.get(number) for number in range(len(raws))]
         choice, reads = root._modules[CONTROLLERS].fused, self._reads()  # type: ignore[union-attr]
         plain = all(each.entry.plain for each in taken)
-        of = fused.scales(raws, flat, insist=choice is True) if raws and plain and choice is not False else None
+        of = kernels.scales(raws, flat, insist=choice is True) if raws and plain and choice is not False else None
         if of is not None:
-            return fused.scale(raws, flat, [reads[each.stage].begin + each.begin for each in taken], of)
+            return kernels.scale(raws, flat, [reads[each.stage].begin + each.begin for each in taken], of)
         sizes = [stage.unbind() for stage in self.by_stage(flat)]
         rows = [sizes[each.stage][each.begin // reads[each.stage].channels] for each in taken]
         return reparam.effective([each.entry for each in taken], raws, rows)
@@ -248,3 +240,23 @@ def _readers(sites: list[Site], layers: tuple[str, ...]) -> dict[str, tuple[str,
 def find(module: nn.Module) -> Steps | None:
     """The steps of a network, None of one that has none."""
     return module.__dict__.get(STEPS)
+
+
+def find_inside(net: object) -> Steps | None:
+    """Those of the network inside DDP, AveragedModel or torch.compile wrappers."""
+    while isinstance(net, nn.Module):
+        if (found := find(net)) is not None:
+            return found
+        net = net._modules.get("module", net._modules.get("_orig_mod"))
+    return None
+
+
+def find_steps(net: nn.Module) -> Steps:
+    """The same; an error where there are none."""
+    found = find_inside(net)
+    if found is None:
+        parts = net.named_modules() if isinstance(net, nn.Module) else ()
+        part = next((path for path, part in parts if find(part) is not None), None)
+        told = f"; its part {part} has some: pass that one" if part else "; call timestepper.attach first"
+        raise NotAttachedError(f"{type(net).__name__} has no controllers{told}")
+    return found

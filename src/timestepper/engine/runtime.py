@@ -70,7 +70,7 @@ class Runtime:
 
     def _speed_up(self, model: nn.Module) -> None:
         """Our kernels for the model's small convolutions, where they can run."""
-        from timestepper.fused import convolution, ops
+        from timestepper.kernels import convolution, ops
 
         obstacles = {
             "there is no CUDA device": self.device.type != "cuda",

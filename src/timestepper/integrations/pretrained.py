@@ -16,8 +16,8 @@ from torch import nn
 from timestepper.api import find_steps, fold
 from timestepper.errors import CheckpointError
 from timestepper.reparam import trained
+from timestepper.root import root_methods
 from timestepper.saving import load_controllers, read_tensors, save_controllers, write_tensors
-from timestepper.stepped import root_methods
 
 CONTROLLERS = "timestepper.safetensors"
 TRAINED = "timestepper.trained.safetensors"

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from timestepper.fused import ops, reference
-from timestepper.fused.convolution import conv3x3
-from timestepper.fused.layout import Layout, layout
+from timestepper.kernels import ops, reference
+from timestepper.kernels.convolution import conv3x3
+from timestepper.kernels.layout import Layout, layout
 
 Shape = tuple[int, int, int, int]  # sites, descriptor, channels, hidden
 

@@ -7,9 +7,9 @@ from interpreter import run_interpreted
 
 from timestepper import equations
 from timestepper.errors import StepSizeError
-from timestepper.fused import eager, ops, reference, tables
-from timestepper.fused.layout import MATRICES, TILE, layout, scale_rows
-from timestepper.fused.tables import known
+from timestepper.kernels import eager, ops, reference, tables
+from timestepper.kernels.layout import MATRICES, TILE, layout, scale_rows
+from timestepper.kernels.tables import known
 
 SHAPES = ((3, 12, 6, 2), (4, 10, 5, 3), (1, 7, 4, 1))
 NUMBERS = list(kernel_errors.numbers(SHAPES))
@@ -192,7 +192,7 @@ import torch
 import kernel_errors
 from timestepper.errors import StepSizeError
 from timestepper.errors import StepSizeError
-from timestepper.fused import ops
+from timestepper.kernels import ops
 assert ops.INTERPRETED
 torch.use_deterministic_algorithms(True)  # fills new memory with NaN, so an element that is not written shows
 device = torch.device("cpu")

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from timestepper.fused.layout import power_of_two
-from timestepper.fused.ops import INTERPRETED
+from timestepper.kernels.layout import power_of_two
+from timestepper.kernels.ops import INTERPRETED
 
 DEVICES = ("cuda",)
 WIDEST = 64  # beyond this the library's kernels have enough to do
 
 
 class Blocks(NamedTuple):
-    """How a kernel divides its work; see convolution_kernels.py."""
+    """How a kernel divides its work; see triton_convolution.py."""
 
     pixels: int  # of one row of the matrix product
     span: int  # pixels in a piece of a window
@@ -156,7 +156,7 @@ conv3x3.register_autograd(_backward, setup_context=_context)
 
 def launch_convolve(x: Tensor, weight: Tensor, backwards: bool = False, blocks: Blocks | None = None) -> Tensor:
     """The convolution, or ``backwards`` its input gradient: the same with taps backwards and channels exchanged."""
-    from timestepper.fused.convolution_kernels import convolve
+    from timestepper.kernels.triton_convolution import convolve
 
     x = x.contiguous(memory_format=torch.channels_last)  # nearly always is
     outputs, inputs, down, right = weight.stride()
@@ -176,7 +176,7 @@ def launch_convolve(x: Tensor, weight: Tensor, backwards: bool = False, blocks: 
 
 def launch_weight_gradient(gradient: Tensor, x: Tensor, weight: Tensor, blocks: Blocks | None = None) -> Tensor:
     """Partial sums over slices of the pixels, and their sum."""
-    from timestepper.fused.convolution_kernels import add_slices, weight_gradient
+    from timestepper.kernels.triton_convolution import add_slices, weight_gradient
 
     x, gradient = (images.contiguous(memory_format=torch.channels_last) for images in (x, gradient))
     outputs, inputs = weight.shape[:2]

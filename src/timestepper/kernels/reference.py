@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from timestepper import equations
-from timestepper.fused.layout import Layout
+from timestepper.kernels.layout import Layout
 
 
 def describe(weights: list[Tensor]) -> Tensor:

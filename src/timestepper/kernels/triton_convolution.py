@@ -18,7 +18,7 @@ cache, which serves the overlap of the windows; those of a pipelined loop would 
 import triton
 import triton.language as tl
 
-from timestepper.fused.ops import INTERPRETED
+from timestepper.kernels.ops import INTERPRETED
 
 if INTERPRETED:  # it knows no assembly
 

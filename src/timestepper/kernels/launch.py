@@ -7,9 +7,10 @@ import torch
 import triton
 from torch import Tensor
 
-from timestepper.fused import kernels
-from timestepper.fused.layout import GATES_X, INPUT, MATRICES, OUTPUT, TILE, Layout, power_of_two, scale_rows
-from timestepper.fused.tables import Known
+from timestepper.kernels import triton_controllers as controllers
+from timestepper.kernels import triton_recurrence as recurrence
+from timestepper.kernels.layout import GATES_X, INPUT, MATRICES, OUTPUT, TILE, Layout, power_of_two, scale_rows
+from timestepper.kernels.tables import Known
 
 NARROW = 64  # the widest stage whose four recurrent matrices fit the registers of one block
 UNITS = 8  # of one block in a wide stage
@@ -42,7 +43,7 @@ def describe(weights: list[Tensor], known: Known) -> Tensor:
     device = weights[0].device
     where, (size, grid, block, inputs) = known.table("describe", lambda: _describe_rows(weights), device)
     out = weights[0].new_empty(size)
-    _launch(kernels.describe, grid, where, out, block, inputs)
+    _launch(controllers.describe, grid, where, out, block, inputs)
     return out
 
 
@@ -75,7 +76,7 @@ def forward(described: Tensor, parameters: list[Tensor], layout: Layout, known: 
     steps = described.new_empty(layout.steps[-1])
     _affine(where, described, state, layout, INPUT, "relu")
     _affine(where, state, state, layout, GATES_X, "none")
-    _recurrence(layout, kernels.lstm, kernels.lstm_site, FORWARD_WARPS, where, state)
+    _recurrence(layout, recurrence.lstm, recurrence.lstm_site, FORWARD_WARPS, where, state)
     _affine(where, state, steps, layout, OUTPUT, "sigmoid")
     return steps, state
 
@@ -96,20 +97,22 @@ def backward(
     described_gradient = torch.empty_like(described)
     parameter_gradient = state.new_empty(layout.parameters[-1])
     _affine_backward(where, output_gradient, state_gradient, state, layout, OUTPUT, False)
-    _recurrence(layout, kernels.lstm_backward, kernels.lstm_site_backward, BACKWARD_WARPS, where, state, state_gradient)
+    _recurrence(
+        layout, recurrence.lstm_backward, recurrence.lstm_site_backward, BACKWARD_WARPS, where, state, state_gradient
+    )
     _affine_backward(where, state_gradient, state_gradient, state, layout, GATES_X, True)
     _affine_backward(where, state_gradient, described_gradient, described, layout, INPUT, False)
     matrices = MATRICES * len(layout.shapes)
     operands = (described, state, state_gradient, output_gradient, parameter_gradient)
     blocks = (power_of_two(matrices, 4), 16, *TILE)
-    _launch(kernels.weight_gradients, (layout.tiles[-1],), where, matrices, *operands, *blocks)
+    _launch(controllers.weight_gradients, (layout.tiles[-1],), where, matrices, *operands, *blocks)
     return parameter_gradient, described_gradient
 
 
 def _affine(where: Tensor, source: Tensor, target: Tensor, layout: Layout, matrix: int, activation: str) -> None:
     grid, rows, columns = _affine_grid(layout, matrix)
     blocks = (matrix, activation, rows, columns)
-    _launch(kernels.affine, grid, where, source, target, *blocks, num_warps=_warps(rows * columns))
+    _launch(controllers.affine, grid, where, source, target, *blocks, num_warps=_warps(rows * columns))
 
 
 @lru_cache(maxsize=256)
@@ -124,7 +127,7 @@ def _affine_backward(
 ) -> None:
     grid, rows, columns = _affine_backward_grid(layout, matrix)
     blocks = (matrix, relu, rows, columns)
-    _launch(kernels.affine_backward, grid, where, gradient, out, source, *blocks, num_warps=_warps(rows * columns))
+    _launch(controllers.affine_backward, grid, where, gradient, out, source, *blocks, num_warps=_warps(rows * columns))
 
 
 @lru_cache(maxsize=256)
@@ -151,7 +154,7 @@ def scale(parameters: list[Tensor], steps: Tensor, places: list[int], known: Kno
     """The products, one after the other."""
     where, (size, grid, block) = _scale_table(parameters, places, known)
     out = steps.new_empty(size)
-    _launch(kernels.scale, grid, where, steps, out, block)
+    _launch(controllers.scale, grid, where, steps, out, block)
     return out
 
 
@@ -161,7 +164,7 @@ def scale_backward(
     """Gradients of the parameters, flat in their order, and of the step sizes."""
     where, (_, grid, block) = _scale_table(parameters, places, known)
     parameter_gradients, step_gradients = torch.empty_like(gradient), torch.empty_like(steps)
-    _launch(kernels.scale_backward, grid, where, steps, gradient, parameter_gradients, step_gradients, block)
+    _launch(controllers.scale_backward, grid, where, steps, gradient, parameter_gradients, step_gradients, block)
     return parameter_gradients, step_gradients
 
 

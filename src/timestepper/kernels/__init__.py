@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from timestepper.controllers.base import Controller, by_stage, in_one, in_transform
 from timestepper.controllers.lstm import LSTM
 from timestepper.errors import StepSizeError
-from timestepper.fused import eager, ops
-from timestepper.fused.tables import Known, known
+from timestepper.kernels import eager, ops
+from timestepper.kernels.tables import Known, known
 
 WIDEST = 256  # beyond this a stage's recurrence is better off with a matrix library
 

@@ -7,7 +7,9 @@ pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from timestepper.fused import kernels, launch, ops
+from timestepper.kernels import launch, ops
+from timestepper.kernels import triton_controllers as controllers
+from timestepper.kernels import triton_recurrence as recurrence
 
 pytestmark = pytest.mark.skipif(ops.INTERPRETED, reason="interpreted kernels cannot be compiled")
 
@@ -16,21 +18,21 @@ STATE = {"table": TABLE, "state": FLOATS}
 WIDE = {"BLOCK_U": launch.UNITS, "HIDDEN": 128}
 BACK = STATE | {"gradient": FLOATS}
 CASES = {
-    "lstm, narrow": (kernels.lstm, STATE, {"HIDDEN": 16}, launch.FORWARD_WARPS[16]),
-    "lstm": (kernels.lstm, STATE, {"HIDDEN": 64}, launch.FORWARD_WARPS[64]),
-    "lstm_backward": (kernels.lstm_backward, BACK, {"HIDDEN": 64}, launch.BACKWARD_WARPS[64]),
-    "lstm_site": (kernels.lstm_site, STATE | {"site": INTEGER}, WIDE, 8),
-    "lstm_site_backward": (kernels.lstm_site_backward, BACK | {"step": INTEGER}, WIDE, 8),
+    "lstm, narrow": (recurrence.lstm, STATE, {"HIDDEN": 16}, launch.FORWARD_WARPS[16]),
+    "lstm": (recurrence.lstm, STATE, {"HIDDEN": 64}, launch.FORWARD_WARPS[64]),
+    "lstm_backward": (recurrence.lstm_backward, BACK, {"HIDDEN": 64}, launch.BACKWARD_WARPS[64]),
+    "lstm_site": (recurrence.lstm_site, STATE | {"site": INTEGER}, WIDE, 8),
+    "lstm_site_backward": (recurrence.lstm_site_backward, BACK | {"step": INTEGER}, WIDE, 8),
     "weight_gradients": (
-        kernels.weight_gradients,
+        controllers.weight_gradients,
         {"table": TABLE, "matrices": INTEGER}
         | dict.fromkeys(("described", "state", "state_gradients", "step_gradients", "out"), FLOATS),
         {"BLOCK_M": 16, "BLOCK_T": 16, "BLOCK_N": 32, "BLOCK_K": 64},
         4,
     ),
-    "scale": (kernels.scale, {"table": TABLE, "steps": FLOATS, "out": FLOATS}, {"BLOCK": 128}, 4),
+    "scale": (controllers.scale, {"table": TABLE, "steps": FLOATS, "out": FLOATS}, {"BLOCK": 128}, 4),
     "scale_backward": (
-        kernels.scale_backward,
+        controllers.scale_backward,
         {"table": TABLE} | dict.fromkeys(("steps", "gradient", "parameter_gradients", "step_gradients"), FLOATS),
         {"BLOCK": 128},
         4,

@@ -11,13 +11,13 @@ from torch.nn import functional as F
 
 import timestepper
 from timestepper.engine.runtime import Runtime
-from timestepper.fused import convolution, ops
+from timestepper.kernels import convolution, ops
 from timestepper.models import CifarResNet
 
 INTERPRETED = """
 import torch
 import kernel_errors
-from timestepper.fused import convolution
+from timestepper.kernels import convolution
 assert convolution.INTERPRETED
 torch.use_deterministic_algorithms(True)  # fills new memory with NaN, so an element that is not written shows
 cpu = torch.device("cpu")
@@ -228,7 +228,7 @@ def test_kernels_compile_for_a_gpu_with_wide_loads_and_tensor_cores(name, channe
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    from timestepper.fused import convolution_kernels
+    from timestepper.kernels import triton_convolution
 
     shapes = {"HEIGHT": 8, "WIDTH": 8, "INPUTS": channels, "OUTPUTS": channels, "BLOCK_IN": channels}
     work = {"PIXELS": blocks.pixels, "SPAN": blocks.span, "TOGETHER": blocks.together, "HELD": blocks.held}
@@ -240,7 +240,7 @@ def test_kernels_compile_for_a_gpu_with_wide_loads_and_tensor_cores(name, channe
     else:
         images = {"source": "*bf16", "gradient": "*bf16", "partial": "*fp32", "rows": "i32", "blocks": "i32"}
     source = ASTSource(
-        getattr(convolution_kernels, name),
+        getattr(triton_convolution, name),
         images | dict.fromkeys(constants, "constexpr"),
         constants,
         attrs={(place,): [["tt.divisibility", 16]] for place in range(3)},

@@ -16,9 +16,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from timestepper.fused import reference
-from timestepper.fused.layout import layout
-from timestepper.fused.tables import Known, known
+from timestepper.kernels import reference
+from timestepper.kernels.layout import layout
+from timestepper.kernels.tables import Known, known
 
 TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -55,7 +55,7 @@ def run_describe(weights: list[Tensor], of: Known | None = None) -> Tensor:
     """Each convolution weight averaged over its inputs and flattened, all in one vector."""
     if not by_kernel(weights[0]):
         return reference.describe(weights)
-    from timestepper.fused import launch
+    from timestepper.kernels import launch
 
     with torch.cuda.device_of(weights[0]):
         return launch.describe(weights, of or known(weights))
@@ -78,7 +78,7 @@ def run_lstm_steps(
     where = layout(tuple(shapes))
     if not by_kernel(described):
         return reference.forward(described, parameters, where)
-    from timestepper.fused import launch
+    from timestepper.kernels import launch
 
     with torch.cuda.device_of(described):
         return launch.forward(described, parameters, where, of or known(parameters))
@@ -109,7 +109,7 @@ def run_lstm_steps_backward(
     where = layout(tuple(shapes))
     if not by_kernel(described):
         return reference.backward(gradient, steps, described, state, parameters, where)
-    from timestepper.fused import launch
+    from timestepper.kernels import launch
 
     with torch.cuda.device_of(described):
         of = of or known(parameters)
@@ -139,7 +139,7 @@ def run_scale(parameters: list[Tensor], steps: Tensor, places: list[int], of: Kn
     """
     if not by_kernel(steps):
         return reference.scale(parameters, steps, places)
-    from timestepper.fused import launch
+    from timestepper.kernels import launch
 
     with torch.cuda.device_of(steps):
         return launch.scale(parameters, steps, places, of or known(parameters))
@@ -158,7 +158,7 @@ def run_scale_backward(
     """Gradients of the parameters, flat in their order, and of the step sizes."""
     if not by_kernel(steps):
         return reference.scale_backward(gradient, parameters, steps, places)
-    from timestepper.fused import launch
+    from timestepper.kernels import launch
 
     with torch.cuda.device_of(steps):
         return launch.scale_backward(gradient.contiguous(), parameters, steps, places, of or known(parameters))

@@ -8,7 +8,7 @@ import torch
 from families import FAMILIES
 
 import timestepper
-from timestepper import controllers, fused
+from timestepper import controllers, kernels
 from timestepper.controllers.lstm import LSTM
 from timestepper.errors import StepSizeError
 from timestepper.models import CifarResNet
@@ -128,14 +128,14 @@ def test_plain_path_runs_where_kernels_cannot(monkeypatch):
     """On a CPU nothing is fused unless asked for."""
     net = small().float()
     net.controllers.fused = None
-    monkeypatch.setattr(fused, "step_sizes", lambda *_, **__: pytest.fail("the fused path ran"))
-    monkeypatch.setattr(fused, "scale", lambda *_, **__: pytest.fail("the fused path ran"))
+    monkeypatch.setattr(kernels, "step_sizes", lambda *_, **__: pytest.fail("the fused path ran"))
+    monkeypatch.setattr(kernels, "scale", lambda *_, **__: pytest.fail("the fused path ran"))
     net(IMAGES.float())
 
 
 def test_stages_too_wide_for_the_kernels_agree(monkeypatch):
-    monkeypatch.setattr(fused, "WIDEST", 2)
-    monkeypatch.setattr(fused.ops, "lstm_steps", lambda *_: pytest.fail("the kernels of the LSTM ran"))
+    monkeypatch.setattr(kernels, "WIDEST", 2)
+    monkeypatch.setattr(kernels.ops, "lstm_steps", lambda *_: pytest.fail("the kernels of the LSTM ran"))
     net = small()
     plain, mine = gradients(net, False), gradients(net, True)
     for name in plain:
@@ -159,10 +159,10 @@ def test_a_subclass_of_the_lstm_is_not_taken_for_one(monkeypatch):
 
 def test_one_kernel_scales_what_has_one_number_per_channel_in_one_precision():
     steps, norm = torch.rand(4), torch.rand(4)
-    assert fused.scales([norm, norm], steps, insist=True)
-    assert not fused.scales([norm, norm], steps)  # on a CPU only where it is asked for
+    assert kernels.scales([norm, norm], steps, insist=True)
+    assert not kernels.scales([norm, norm], steps)  # on a CPU only where it is asked for
     for other in (norm.bfloat16(), norm.double(), torch.rand(4, 3), torch.rand(8)[::2], norm.to("meta")):
-        assert not fused.scales([norm, other], steps, insist=True)
+        assert not kernels.scales([norm, other], steps, insist=True)
 
 
 OBSTACLES = {

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from timestepper.errors import StepSizeError
-from timestepper.fused import ops
-from timestepper.fused.tables import Known
+from timestepper.kernels import ops
+from timestepper.kernels.tables import Known
 
 _run = torch.ops.timestepper
 

@@ -1,0 +1,89 @@
+"""What an optimiser is given of an attached network."""
+
+from typing import Any, TypeVar
+
+from torch import nn
+
+from timestepper.steps import find_steps
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+def controller_parameters(net: nn.Module) -> list[nn.Parameter]:
+    """The parameters of the controllers: what a network has more than before it was attached to.
+
+    Args:
+        net: an attached network, also inside DDP, AveragedModel or torch.compile.
+
+    Returns:
+        In the order of the stages; none for ``fixed``.
+
+    Raises:
+        NotAttachedError: ``net`` has no controllers.
+    """
+    return list(find_steps(net).controllers.parameters())
+
+
+def parameter_groups(
+    net: nn.Module,
+    *,
+    weight_decay: float | None = None,
+    controller_weight_decay: float | None = None,
+    controller_lr: float | None = None,
+) -> list[dict[str, Any]]:
+    """Two groups for an optimiser, the network's and its controllers' parameters, so that they can be trained apart.
+
+    Args:
+        net: an attached network, also inside DDP, AveragedModel or torch.compile.
+        weight_decay: of the network; by default the optimiser's own.
+        controller_weight_decay: of the controllers; by default that of the network. The paper decays everything alike.
+        controller_lr: learning rate of the controllers; by default the optimiser's own.
+
+    Returns:
+        What ``torch.optim.SGD(timestepper.parameter_groups(net), lr=0.1)`` takes. Only parameters that are trained.
+
+    Raises:
+        NotAttachedError: ``net`` has no controllers.
+    """
+    controllers = {id(parameter): parameter for parameter in controller_parameters(net)}
+    options = {
+        "network": {"weight_decay": weight_decay},
+        "controllers": {
+            "weight_decay": weight_decay if controller_weight_decay is None else controller_weight_decay,
+            "lr": controller_lr,
+        },
+    }
+    members = {
+        "network": [p for p in net.parameters() if id(p) not in controllers],
+        "controllers": list(controllers.values()),
+    }
+    return [
+        {
+            "name": name,
+            "params": [parameter for parameter in members[name] if parameter.requires_grad],
+            **{key: value for key, value in options[name].items() if value is not None},
+        }
+        for name in members
+    ]
+
+
+def freeze_base(net: Network) -> Network:
+    """Train the step sizes alone: every other parameter gets ``requires_grad=False``.
+
+    Batch norms still follow their statistics in train mode; call ``net.eval()`` to hold these too.
+
+    Args:
+        net: an attached network, also inside DDP, AveragedModel or torch.compile.
+
+    Returns:
+        The same network.
+
+    Raises:
+        NotAttachedError: ``net`` has no controllers.
+    """
+    find_steps(net).controllers.requires_grad_(True)
+    controllers = {id(parameter) for parameter in controller_parameters(net)}
+    for parameter in net.parameters():
+        if id(parameter) not in controllers:
+            parameter.requires_grad_(False)
+    return net
