@@ -175,11 +175,17 @@ def refuse_shared(model: nn.Module, sites: list[tuple[Entry, ...]]) -> None:
 def effective(entries: Sequence[Entry], parameters: list[Tensor], step_sizes: list[Tensor]) -> list[Tensor]:
     """Effective parameters: one step size vector for each, all of them in one operation where they are alike."""
     alike = all(
-        p.dim() == 1 and p.dtype == dt.dtype and p.device == dt.device and entry.plain
+        p.dtype == dt.dtype and p.device == dt.device and entry.plain
         for entry, p, dt in zip(entries, parameters, step_sizes, strict=True)
     )
-    if parameters and alike and not in_transform() and not torch.compiler.is_exporting():  # ONNX has no such operation
-        return list(torch._foreach_mul(parameters, step_sizes))
+    vectors = all(p.dim() == 1 for p in parameters)
+    # The compiler fuses matrices better one by one, and ONNX has no such operation.
+    traced = torch.compiler.is_exporting() or (torch.compiler.is_compiling() and not vectors)
+    if parameters and alike and not in_transform() and not traced:
+        rows = (
+            step_sizes if vectors else [_along_rows(dt, p.dim()) for dt, p in zip(step_sizes, parameters, strict=True)]
+        )
+        return list(torch._foreach_mul(parameters, rows))
     return [entry.apply(p, dt) for entry, p, dt in zip(entries, parameters, step_sizes, strict=True)]
 
 
