@@ -182,10 +182,9 @@ def effective(entries: Sequence[Entry], parameters: list[Tensor], step_sizes: li
     # The compiler fuses matrices better one by one, and ONNX has no such operation.
     traced = torch.compiler.is_exporting() or (torch.compiler.is_compiling() and not vectors)
     if parameters and alike and not in_transform() and not traced:
-        rows = (
-            step_sizes if vectors else [_along_rows(dt, p.dim()) for dt, p in zip(step_sizes, parameters, strict=True)]
-        )
-        return list(torch._foreach_mul(parameters, rows))
+        if not vectors:
+            step_sizes = [dt.view(-1, *[1] * (p.dim() - 1)) for dt, p in zip(step_sizes, parameters, strict=True)]
+        return list(torch._foreach_mul(parameters, step_sizes))
     return [entry.apply(p, dt) for entry, p, dt in zip(entries, parameters, step_sizes, strict=True)]
 
 
