@@ -53,7 +53,7 @@ def attach(
     Args:
         model: the network.
         controller: ``"lstm"`` (the paper's), ``"two_fc"``, ``"independent"``, ``"fixed(0.01)"``, ``"scalar(0)"``,
-            ``"channel(0.1)"``, ``"depth(0.5)"``, or one of your own, by its name or its class.
+            ``"channel(0.1)"``, ``"depth(0.5)"``, ``"gain"``, or one of your own, by its name or its class.
         start: where step sizes begin. ``"paper"`` is about one half; ``"identity"`` leaves the function of the network
             as it was, to the last bit: its branches run with dt / dt0, where dt0 are the first step sizes; a number, at
             that number.

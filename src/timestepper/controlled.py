@@ -9,10 +9,11 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from timestepper import equations, kernels
+from timestepper import equations, kernels, reparam
 from timestepper.adapters import Site, Stage
 from timestepper.controllers import Controller, ControllerSpec, StageShape
 from timestepper.controllers.base import at_least_float32, by_stage, in_one
+from timestepper.controllers.gain import log_gain
 from timestepper.errors import StepSizeError
 from timestepper.root import CONTROLLERS
 
@@ -43,10 +44,22 @@ class Stepping:
     descriptor_gradient: bool
     start: float | None = None  # where step sizes begin; None: where their controller does
     chosen: bool = False  # whether these are not all sites, but those that a user chose
+    normed: bool = True  # whether the network has norms
 
     def shape(self, stage: Stage) -> StageShape:
         length = stage.descriptor + (self.descriptor == "visible")
-        return StageShape(len(stage.sites), stage.channels, length, self.reduction or stage.reduction)
+        reduction = self.reduction or stage.reduction
+        return StageShape(len(stage.sites), stage.channels, length, reduction, self.normed)
+
+
+class End(NamedTuple):
+    """What a branch ends in."""
+
+    layer: str
+    name: str
+    offset: float
+    scales: bool  # whether it is one number per channel
+    norm: bool
 
 
 class Read(NamedTuple):
@@ -58,6 +71,7 @@ class Read(NamedTuple):
     sites: tuple[
         tuple[tuple[str, tuple[int, ...]], ...], ...
     ]  # layers that describe each, and what they are averaged over
+    ends: tuple[End, ...] = ()  # of each site
 
 
 class Controlled:
@@ -137,7 +151,8 @@ class Controlled:
         owned = cast(Controllers, root._modules[CONTROLLERS])
         every, reads = [*owned._modules.values()], [self._reads()[stage] for stage in stages]
         controllers = cast(list[Controller], [every[stage] for stage in stages])
-        if owned.fused or (owned.fused is None and self.stepping.controller.reads_weights):
+        kind = self.stepping.controller.controller
+        if not kind.reads_gain and (owned.fused or (owned.fused is None and kind.reads_weights)):
             weights = [weight for read in reads for site in read.sites for weight in self._weights(root, site)]
             of = kernels.fits(weights, controllers, insist=owned.fused is True)
             if of is not None:
@@ -154,11 +169,22 @@ class Controlled:
         if not controller.reads_weights:
             return at_least_float32(self._weight(root, read.sites[0][0][0]).new_empty(0))
         weights = [self._weights(root, site) for site in read.sites]
-        rows = [torch.cat([_gathered(equations.descriptor(at_least_float32(w))) for w in site]) for site in weights]
+        if controller.reads_gain:
+            pairs = zip(weights, read.ends, strict=True)
+            rows = [_gathered(log_gain(own, self._scale(root, end), end.norm)) for own, end in pairs]
+        else:
+            rows = [torch.cat([_gathered(equations.descriptor(at_least_float32(w))) for w in site]) for site in weights]
         stacked = torch.stack(rows)
-        if self.stepping.descriptor == "visible":
+        if self.stepping.descriptor == "visible" and not controller.reads_gain:
             stacked = equations.visible_descriptor(stacked)
         return stacked if self.stepping.descriptor_gradient else stacked.detach()
+
+    def _scale(self, root: nn.Module, end: End) -> Tensor | None:
+        """The weight per channel that a branch ends in, as it is trained; None where it ends in a matrix."""
+        if not end.scales:
+            return None
+        weight = reparam.trained(attrgetter(end.layer)(root), end.name)
+        return weight + end.offset if end.offset and weight is not None else weight
 
     def _weights(self, root: nn.Module, site: tuple[tuple[str, tuple[int, ...]], ...]) -> list[Tensor]:
         """What describes a site, each with its outputs first and its inputs second."""

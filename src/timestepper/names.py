@@ -25,6 +25,7 @@ CONTROLLERS: dict[str, Kind] = {
     "scalar": Kind(("value",), reads_weights=False, example="scalar(0)"),
     "channel": Kind(("value",), reads_weights=False, example="channel(0.1)"),
     "depth": Kind(("alpha",), reads_weights=False, example="depth(0.5)"),
+    "gain": Kind(),
 }
 STARTS = ("paper", "identity")  # or a number
 

@@ -11,6 +11,7 @@ a learned per-channel scale              the scale itself
 a concatenation                          each part its piece of dt
 """
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -125,6 +126,11 @@ def absorbs(layer: nn.Module) -> bool:
 
 def _entering(layer: nn.Module) -> tuple[Entry, ...]:
     return _OTHERS.get(type_name(layer), (Entry("", "weight"), Entry("", "bias")))
+
+
+def is_norm(layer: nn.Module) -> bool:
+    """By its name, because every library has its own; standardised weights do as much."""
+    return re.search("(Batch|Layer|Group|Instance|RMS|Rms)Norm|StdConv", type(layer).__name__) is not None
 
 
 def replaces(layer: nn.Module, other: nn.Module) -> bool:

@@ -263,10 +263,15 @@ def _description(found: Steps) -> dict:
         "descriptor": found.stepping.descriptor,
         "descriptor_gradient": found.stepping.descriptor_gradient,
         "stages": [
-            {"name": stage.name, **asdict(controller.shape), "sites": [site.path for site in stage.sites]}
+            {"name": stage.name, **_saved(asdict(controller.shape)), "sites": [site.path for site in stage.sites]}
             for stage, controller in found.controlled()
         ],
     }
+
+
+def _saved(shape: dict[str, Any]) -> dict[str, Any]:
+    """Whether it has norms, the network itself shows."""
+    return {name: value for name, value in shape.items() if name != "normed"}
 
 
 def _beside(path: Path) -> Path:

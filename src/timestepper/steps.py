@@ -6,6 +6,7 @@ its own class whose forward is one pass of its :class:`Steps`.
 
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from operator import attrgetter
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from timestepper import kernels, reparam
 from timestepper.adapters import Site
-from timestepper.controlled import Controlled, Controllers, Stepping, is_sharded
+from timestepper.controlled import Controlled, Controllers, End, Stepping, is_sharded
 from timestepper.controllers.base import in_transform
 from timestepper.errors import NotAttachedError, UnsupportedSiteError, WrappedModelError
 from timestepper.links import Links
@@ -38,12 +39,15 @@ class Steps(Controlled):
     """Built by :func:`timestepper.attach`, found by :func:`find`."""
 
     def __init__(self, root: nn.Module, stepping: Stepping):
+        stepping = replace(stepping, normed=any(map(reparam.is_norm, root.modules())))
         super().__init__(root, stepping)
         self.frozen: list[Given] | None = None
         self._here = _Here()
         sites = [site for stage in stepping.stages for site in stage.sites]
         by_site = [site.entries or reparam.entries(root, site.last, site.gate) for site in sites]
         reparam.refuse_shared(root, by_site)
+        ends = iter([_end(root, entries[0]) for entries in by_site])
+        self.reads = tuple(read._replace(ends=tuple(next(ends) for _ in read.sites)) for read in self.reads)
         controllers = Controllers(
             {
                 stage.name.replace(".", "_"): stepping.controller.build(stepping.shape(stage))
@@ -226,6 +230,13 @@ class Steps(Controlled):
                     )
                 found[taken.entry.parameter] = effective
         return found
+
+
+def _end(root: nn.Module, entry: Entry) -> End:
+    layer = root.get_submodule(entry.layer)
+    weight = reparam.trained(layer, entry.name)
+    scales = entry.name != "weight" or (weight is not None and weight.dim() == 1)
+    return End(entry.layer, entry.name, entry.offset, scales, scales and reparam.is_norm(layer))
 
 
 def _readers(sites: list[Site], layers: tuple[str, ...]) -> dict[str, tuple[str, ...]]:

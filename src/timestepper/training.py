@@ -36,7 +36,8 @@ def parameter_groups(
     Args:
         net: an attached network, also inside DDP, AveragedModel or torch.compile.
         weight_decay: of the network; by default the optimiser's own.
-        controller_weight_decay: of the controllers; by default that of the network. The paper decays everything alike.
+        controller_weight_decay: of the controllers; by default that of the network, as the paper decays everything
+            alike, and none for ``gain``.
         controller_lr: learning rate of the controllers; by default the optimiser's own.
 
     Returns:
@@ -46,10 +47,13 @@ def parameter_groups(
         NotAttachedError: ``net`` has no controllers.
     """
     controllers = {id(parameter): parameter for parameter in controller_parameters(net)}
+    if controller_weight_decay is None:
+        decays = find_steps(net).stepping.controller.controller.decays
+        controller_weight_decay = weight_decay if decays else 0.0
     options = {
         "network": {"weight_decay": weight_decay},
         "controllers": {
-            "weight_decay": weight_decay if controller_weight_decay is None else controller_weight_decay,
+            "weight_decay": controller_weight_decay,
             "lr": controller_lr,
         },
     }

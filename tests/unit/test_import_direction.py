@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "adapters": {"models", "reparam"},
     "stepped": {"reparam"},
     "root": {"stepped"},
-    "controlled": {"equations", "controllers", "kernels", "adapters", "root"},
+    "controlled": {"equations", "controllers", "kernels", "adapters", "reparam", "root"},
     "links": {"reparam", "controlled", "stepped"},
     "steps": {"reparam", "kernels", "adapters", "controllers", "stepped", "root", "controlled", "links"},
     "sites": {"adapters", "controllers", "reparam", "steps"},

@@ -19,7 +19,7 @@ LIBRARIES: dict[str, Callable[..., nn.Module]] = {
 def create_model(name: str, *, original_stride: bool = False, **options) -> nn.Module:
     """A new network by a name such as ``timm/resnet50``, ``torchvision/resnet18`` or ``cifar/resnet56``.
 
-    Options are ``num_classes`` and ``in_chans``, as in timm.
+    Options are ``num_classes`` and ``in_chans``, as in timm, and what else its constructor takes.
     """
     library, _, model = name.partition("/")
     if library not in LIBRARIES or not model:

@@ -1,7 +1,7 @@
 """The kinds of controller and how a user names them.
 
-``"lstm"``, ``"two_fc"``, ``"independent"``, ``"fixed(0.01)"``, ``"scalar(0)"``, ``"channel(0.1)"`` and ``"depth(0.5)"``
-are names; ``controllers.fixed(0.01)`` is the same as that name. A kind of your own is a class and one line:
+``"lstm"``, ``"two_fc"``, ``"independent"``, ``"fixed(0.01)"``, ``"scalar(0)"``, ``"channel(0.1)"``, ``"depth(0.5)"``
+and ``"gain"`` are names; ``controllers.fixed(0.01)`` is the same as that name. One of your own is a class and a line:
 
     @timestepper.controllers.register("gru")
     class GRU(timestepper.controllers.Controller): ...
@@ -19,6 +19,7 @@ from timestepper import names
 from timestepper.controllers.base import Controller, StageShape
 from timestepper.controllers.depth import Depth
 from timestepper.controllers.fixed import Fixed
+from timestepper.controllers.gain import Gain
 from timestepper.controllers.independent import Independent
 from timestepper.controllers.lstm import LSTM
 from timestepper.controllers.scalar import Channel, Scalar
@@ -33,6 +34,7 @@ KINDS: dict[str, type[Controller]] = {
     "scalar": Scalar,
     "channel": Channel,
     "depth": Depth,
+    "gain": Gain,
 }
 """The class of every kind by its name; `register` adds to it."""
 _UNNAMED: dict[str, type[Controller]] = {}  # classes that were attached without a name, by ``module:Class``
@@ -133,6 +135,11 @@ def depth(alpha: float) -> ControllerSpec:
     return ControllerSpec("depth", {"alpha": float(alpha)})
 
 
+def gain() -> ControllerSpec:
+    """The relative update of every block, by the gain of its branch."""
+    return ControllerSpec("gain")
+
+
 def parse(name: "str | ControllerSpec | type[Controller]") -> ControllerSpec:
     """The spec that a name such as ``lstm`` or ``fixed(0.01)`` stands for; a spec itself must have such a name."""
     text = (_named(name) if inspect.isclass(name) else str(name)).strip()
@@ -203,6 +210,7 @@ __all__ = [
     "channel",
     "depth",
     "fixed",
+    "gain",
     "independent",
     "lstm",
     "parse",

@@ -16,6 +16,7 @@ class StageShape:
     channels: int
     descriptor: int
     reduction: int
+    normed: bool = True  # whether a branch's output has its size from a norm and not from what it reads
 
     @property
     def hidden(self) -> int:
@@ -30,6 +31,8 @@ class Controller(nn.Module):
     """
 
     reads_weights = True  # False: the descriptors are not used and need not be computed
+    reads_gain = False  # True: it is shown the logarithm of each branch's gain, (L, 1), in place of its weights
+    decays = True  # False: its parameters have no weight decay, unless the user asks for it
     own_start = False  # True: it is told where its step sizes begin, and ``attach(start=…)`` is refused
 
     def __init__(self, shape: StageShape):

@@ -142,7 +142,9 @@ def check_fit(where: object, state: Mapping[str, Any], model: nn.Module, momentu
                 "trained with, or start another run"
             )
     if momentum is not None and len(momentum) != len(state["momentum"]):
-        raise CheckpointError("optimiser.momentum cannot change from or to 0 within a run; start another run")
+        raise CheckpointError(
+            "optimiser.kind cannot change within a run, nor optimiser.momentum from or to 0; start another run"
+        )
     if momentum is not None and [one.shape for one in momentum] != [one.shape for one in state["momentum"]]:
         raise CheckpointError(f"{where}: its momentum has other shapes than the weights; start another run")
 

@@ -41,7 +41,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Plan:
-    """When to do what."""
+    """What to minimise, and when to do what."""
 
     seed: int = 0
     log_steps: int = 50
@@ -49,6 +49,7 @@ class Plan:
     checkpoint_steps: int = 0  # 0: not by steps
     checkpoint_epochs: int = 1  # 0: only at the end
     checkpoint_seconds: float = 0.0  # 0: not by the clock
+    label_smoothing: float = 0.0  # of the loss
 
 
 class Interrupted(Exception):
@@ -144,7 +145,14 @@ class Training:
         On a GPU it also yields where it would wait for the device, with ``waiting`` set.
         """
         if self._update is None:
-            step = UpdateStep(wrap(self.model, self.group), self.model, self.optimiser, self.runtime, self.group)
+            step = UpdateStep(
+                wrap(self.model, self.group),
+                self.model,
+                self.optimiser,
+                self.runtime,
+                self.group,
+                self.plan.label_smoothing,
+            )
             self._update = self.runtime.graphed(step, self.group.active)
         self.model.train()
         if self.step == 0 and self.epochs_done == 0:

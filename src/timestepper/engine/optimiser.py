@@ -1,10 +1,13 @@
-"""Stochastic gradient descent with Nesterov momentum, in groups, ready for a CUDA graph."""
+"""Stochastic gradient descent with Nesterov momentum, or AdamW, in groups, ready for a CUDA graph."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+KINDS = ("sgd", "adamw")
 
 
 @dataclass(frozen=True)
@@ -17,15 +20,22 @@ class Group:
 
 
 def build(
-    groups: Mapping[str, Group], *, lr: float, momentum: float = 0.9, nesterov: bool = True, weight_decay: float = 0.0
-) -> torch.optim.SGD:
-    """The optimiser of the groups that are not empty.
+    groups: Mapping[str, Group],
+    *,
+    kind: str = "sgd",
+    lr: float,
+    momentum: float = 0.9,
+    nesterov: bool = True,
+    beta2: float = 0.999,
+    weight_decay: float = 0.0,
+) -> torch.optim.Optimizer:
+    """The optimiser of the groups that are not empty: ``sgd`` or ``adamw``, whose first beta is the momentum.
 
-    The learning rate is a tensor on the parameters' device and momentum starts as zeros (which gives the same first
-    update), so that every step runs the same kernels on the same memory and the state never changes its shape. Fused
-    kernels leave everything untouched where ``found_inf`` is 1, without asking the host.
+    The learning rate is a tensor on the parameters' device and all that is remembered starts as zeros (which gives the
+    same first update), so that every step runs the same kernels on the same memory and the state never changes its
+    shape. Fused kernels leave everything untouched where ``found_inf`` is 1, without asking the host.
     """
-    described = []
+    described: list[dict[str, Any]] = []
     for name, group in groups.items():
         parameters = [parameter for parameter in group.parameters if parameter.requires_grad]
         if parameters:
@@ -38,9 +48,20 @@ def build(
                     "weight_decay": weight_decay if group.weight_decay is None else group.weight_decay,
                 }
             )
-    optimiser = torch.optim.SGD(described, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0, fused=True)
-    if momentum > 0:
-        for parameter in parameters_of(optimiser):
+    optimiser: torch.optim.Optimizer
+    if kind == "adamw":
+        on_gpu = described[0]["lr"].is_cuda  # torch asks for ``capturable`` there, and refuses it elsewhere
+        optimiser = torch.optim.AdamW(described, lr=lr, betas=(momentum, beta2), fused=True, capturable=on_gpu)
+    else:
+        optimiser = torch.optim.SGD(described, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0, fused=True)
+    for parameter in parameters_of(optimiser):
+        if kind == "adamw":
+            optimiser.state[parameter] |= {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+        elif momentum > 0:
             optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimiser
 
@@ -57,5 +78,5 @@ def parameters_of(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def momentum_of(optimiser: torch.optim.Optimizer) -> list[Tensor]:
-    """All momentum buffers, in the optimiser's order: its whole state, as rate and options follow from the recipe."""
-    return [state["momentum_buffer"] for p in parameters_of(optimiser) if (state := optimiser.state.get(p))]
+    """What it remembers of past gradients, in its order: all its state, as rate and options follow from the recipe."""
+    return [tensor for p in parameters_of(optimiser) for tensor in optimiser.state.get(p, {}).values()]

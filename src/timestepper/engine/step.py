@@ -34,13 +34,20 @@ class UpdateStep:
     """
 
     def __init__(
-        self, model: nn.Module, inner: nn.Module, optimiser: torch.optim.Optimizer, runtime: Runtime, group: Group
+        self,
+        model: nn.Module,
+        inner: nn.Module,
+        optimiser: torch.optim.Optimizer,
+        runtime: Runtime,
+        group: Group,
+        label_smoothing: float = 0.0,
     ):
         self._model = model
         self._inner = inner  # the model without the wrapper that averages gradients
         self._optimiser = optimiser
         self._runtime = runtime
         self._group = group
+        self._label_smoothing = label_smoothing
         self._parameters = parameters_of(optimiser)
         self._bad = torch.zeros((), device=runtime.device)
         # The fused kernels of torch.optim read these two attributes, as its gradient scaler sets them.
@@ -51,7 +58,7 @@ class UpdateStep:
         self._optimiser.zero_grad(set_to_none=True)
         with self._runtime.autocast():
             logits = self._runtime.call(self._model, self._inner, images)
-        loss = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED)
+        loss = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, label_smoothing=self._label_smoothing)
         loss.backward()
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)

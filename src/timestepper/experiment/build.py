@@ -1,5 +1,6 @@
 """A recipe made real: data, network, optimiser, schedule. The one place where method and engine meet."""
 
+import ast
 import math
 import warnings
 from collections.abc import Callable
@@ -18,8 +19,8 @@ from timestepper.engine.distributed import Group
 from timestepper.engine.loop import Observation, Plan
 from timestepper.engine.runtime import Runtime
 from timestepper.engine.schedule import Schedule
-from timestepper.errors import RecipeError, StabilityError, UnknownNameError
-from timestepper.experiment.schema import Recipe
+from timestepper.errors import RecipeError, StabilityError, UnknownNameError, first_line
+from timestepper.experiment.schema import Model, Recipe
 from timestepper.stability import Monitor
 
 
@@ -73,9 +74,16 @@ def network(recipe: Recipe, images: Any, sync_bn: bool = False) -> nn.Module:
             num_classes=images.classes,
             in_chans=images.input_shape[0],
             original_stride=recipe.model.original_stride,
+            **_options(recipe.model),
         )
     except UnknownNameError as error:
         raise RecipeError(f"model.name cannot be {recipe.model.name!r}: {error}") from error
+    except (TypeError, ValueError, AssertionError) as error:
+        if not (recipe.model.options or recipe.model.start):
+            raise
+        raise RecipeError(
+            f"{recipe.model.name} does not take model.start or model.options as they are: {first_line(error)}"
+        ) from error
     if recipe.model.last_norm_init is not None:
         _fill_last_norms(model, recipe.model.last_norm_init)
         if recipe.model.last_norm_init == 0 and recipe.model.name.startswith("cifar/resnet"):
@@ -96,6 +104,20 @@ def network(recipe: Recipe, images: Any, sync_bn: bool = False) -> nn.Module:
         descriptor=recipe.controller.descriptor,
         descriptor_gradient=recipe.controller.descriptor_gradient,
     )
+
+
+def _options(model: Model) -> dict[str, Any]:
+    """``img_size=32 init_values=1e-4 class_token=False``: numbers, truth values and tuples as Python writes them."""
+    found: dict[str, Any] = {} if model.start is None else {"start": model.start}
+    for part in model.options.split():
+        name, equals, value = part.partition("=")
+        if not equals or not name.isidentifier():
+            raise RecipeError(f"model.options: {part!r} is not of the form name=value, for example img_size=32")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+    return found
 
 
 def _fill_last_norms(model: nn.Module, value: float) -> None:
@@ -121,6 +143,8 @@ def identity(recipe: Recipe, images: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"model": recipe.model.name, "classes": images.classes, "channels": images.input_shape[0]}
     if recipe.model.original_stride:
         found["original_stride"] = True
+    if recipe.model.options:
+        found["options"] = recipe.model.options
     found["controller"] = controller_name(recipe)
     if recipe.controller.start != "paper":
         found["start"] = recipe.controller.start
@@ -129,18 +153,24 @@ def identity(recipe: Recipe, images: Any) -> dict[str, Any]:
     return found
 
 
-def optimiser(recipe: Recipe, model: nn.Module) -> torch.optim.SGD:
-    """Two groups: the network and its controllers, so that their weight decay can differ."""
-    named = list(model.named_parameters())
-    groups = {
-        "network": optimisers.Group([p for name, p in named if not name.startswith("controllers.")]),
-        "controllers": optimisers.Group(
-            [p for name, p in named if name.startswith("controllers.")], recipe.controller.weight_decay
-        ),
-    }
-    wanted = recipe.optimiser
+def optimiser(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
+    """Groups of what is decayed alike: the network, with AdamW its biases and norms, and the controllers."""
+    wanted, decay = recipe.optimiser, recipe.controller.weight_decay
+    if decay is None and recipe.controller.kind != "none" and not parse(controller_name(recipe)).controller.decays:
+        decay = 0.0
+    members: dict[str, list[nn.Parameter]] = {"network": [], "vectors": [], "controllers": []}
+    for name, parameter in model.named_parameters():
+        vector = wanted.kind == "adamw" and parameter.dim() < 2
+        members["controllers" if name.startswith("controllers.") else "vectors" if vector else "network"] += [parameter]
+    decays = {"network": None, "vectors": 0.0, "controllers": decay}
     return optimisers.build(
-        groups, lr=wanted.lr, momentum=wanted.momentum, nesterov=wanted.nesterov, weight_decay=wanted.weight_decay
+        {name: optimisers.Group(members[name], decays[name]) for name in members},
+        kind=wanted.kind,
+        lr=wanted.lr,
+        momentum=wanted.momentum,
+        nesterov=wanted.nesterov,
+        beta2=wanted.beta2,
+        weight_decay=wanted.weight_decay,
     )
 
 
@@ -166,7 +196,7 @@ def check_sync_bn(recipe: Recipe, device: torch.device) -> None:
 
 
 def plan(recipe: Recipe) -> Plan:
-    """When to log, evaluate and save."""
+    """What to minimise; when to log, evaluate and save."""
     run = recipe.run
     return Plan(
         seed=run.seed,
@@ -175,6 +205,7 @@ def plan(recipe: Recipe) -> Plan:
         checkpoint_steps=run.checkpoint_steps,
         checkpoint_epochs=run.checkpoint_epochs,
         checkpoint_seconds=run.checkpoint_seconds,
+        label_smoothing=recipe.optimiser.label_smoothing,
     )
 
 

@@ -19,6 +19,10 @@ class Model:
 
     name: str = setting("cifar/resnet20", "LIBRARY/MODEL: cifar/resnet56, timm/resnet50, torchvision/resnet18.")
     original_stride: bool = setting(False, "Stride in the first 1x1 convolution of a bottleneck, as in the paper.")
+    start: str | None = setting(
+        None, "How it starts, of networks that know several ways: he, fixup (cifar/nf_resnet56)."
+    )
+    options: str = setting("", "What its constructor is told beside: img_size=32 patch_size=4.")
     last_norm_init: float | None = setting(None, "Initial weight of the last batch norm of each branch.", least=0)
 
 
@@ -65,12 +69,17 @@ class Data:
 
 @dataclass(frozen=True)
 class Optimiser:
-    """Stochastic gradient descent."""
+    """What is minimised, and how."""
 
+    kind: str = setting("sgd", "Stochastic gradient descent, or AdamW.", choices=("sgd", "adamw"))
     lr: float = setting(0.1, "Learning rate at the start.", above=0)
-    momentum: float = setting(0.9, "Momentum.", least=0, most=0.999)
-    nesterov: bool = setting(True, "Nesterov's form of momentum.")
-    weight_decay: float = setting(1e-4, "Weight decay, on every parameter.", least=0)
+    momentum: float = setting(0.9, "Momentum; the first beta of adamw.", least=0, most=0.999)
+    nesterov: bool = setting(True, "Nesterov's form of momentum (sgd).")
+    beta2: float = setting(0.999, "The second beta of adamw.", least=0, most=0.99999)
+    weight_decay: float = setting(
+        1e-4, "Weight decay: on every parameter (sgd), or on those of two dimensions and more (adamw).", least=0
+    )
+    label_smoothing: float = setting(0.0, "The part of every label that is spread over all classes.", least=0, most=0.9)
 
 
 @dataclass(frozen=True)

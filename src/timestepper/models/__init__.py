@@ -3,5 +3,6 @@
 from timestepper.models.cifar_resnet import CifarResNet
 from timestepper.models.cliquenet import CliqueNet
 from timestepper.models.densenet import DenseNet
+from timestepper.models.norm_free_resnet import NormFreeResNet
 
-__all__ = ["CifarResNet", "CliqueNet", "DenseNet"]
+__all__ = ["CifarResNet", "CliqueNet", "DenseNet", "NormFreeResNet"]

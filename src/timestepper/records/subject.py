@@ -50,20 +50,28 @@ HALF_START = Subject("plain", start=0.5)  # its blocks begin at half their size,
 
 def subject_of(recipe: Mapping[str, Mapping[str, Any]]) -> Subject:
     """What a recipe puts on its network."""
-    return subject(**{**recipe["controller"], "last_norm_init": recipe["model"].get("last_norm_init")})
+    model = recipe["model"]
+    starts = {"last_norm_init": model.get("last_norm_init"), "network_start": model.get("start")}
+    return subject(**{**recipe["controller"], **starts})
 
 
 def subject(
-    kind: str, value: float | None = None, last_norm_init: float | None = None, module: str | None = None, **more: Any
+    kind: str,
+    value: float | None = None,
+    last_norm_init: float | None = None,
+    network_start: str | None = None,
+    module: str | None = None,
+    **more: Any,
 ) -> Subject:
     """The same by a recipe's own names; ``kind`` may have its numbers in it, as ``fixed(0.01)`` has."""
     kind, numbers = _parts(kind)
     start = 1.0 if last_norm_init is None else last_norm_init
+    ways = (("network_start", network_start),) if network_start else ()
     if kind in ("none", "plain"):
-        return Subject("plain", start=start)
+        return Subject("plain", start=start, options=ways)
     plain = ((key, str(what) if isinstance(what, list) else what) for key, what in more.items())
     options = tuple((key, what) for key, what in plain if what not in ((USUAL[key],) if key in USUAL else OFF))
-    return Subject(kind, numbers if value is None else (value,), start, options)
+    return Subject(kind, numbers if value is None else (value,), start, ways + options)
 
 
 def _parts(name: str) -> tuple[str, tuple[float, ...]]:

@@ -85,10 +85,13 @@ class Structure:
 class PaperOptimiser:
     """Settings of a recipe's optimiser; without one, any will do."""
 
+    kind: str | None = None
     lr: float | None = limited(None, least=0, most=1e6)
     momentum: float | None = limited(None, least=0, most=1e6)
     nesterov: bool | None = None
+    beta2: float | None = limited(None, least=0, most=1e6)
     weight_decay: float | None = limited(None, least=0, most=1e6)
+    label_smoothing: float | None = limited(None, least=0, most=1e6)
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,7 @@ class Side:
 
     controller: str = ""
     last_norm_init: float | None = limited(None, least=0)
+    network_start: str | None = None  # the recipe's ``model.start``
     start: str = "paper"
     reduction: int | None = limited(None, least=1)
     descriptor: str = limited("mean", choices=("mean", "visible"))

@@ -19,7 +19,12 @@ FREE = {
     "runtime": {"device", "compile", "cuda_graph", "channels_last", "fast_convolutions"},
     "run": {"seed", "log_steps", "evaluate_epochs", "checkpoint_steps", "checkpoint_epochs", "checkpoint_seconds"}
     | {"tensorboard", "monitor", "epochs"},
-    "model": {"name", "last_norm_init"},
+    "model": {"name", "last_norm_init", "start"},
+}
+# Settings that older records do not have; at these values a run is what it was without them.
+LATER: dict[str, dict[str, Any]] = {
+    "model": {"options": ""},
+    "optimiser": {"kind": "sgd", "beta2": 0.999, "label_smoothing": 0.0},
 }
 Measure = Callable[[Record], float | None]
 Label = Callable[["Task"], str]
@@ -88,7 +93,11 @@ def task_of(record: Record) -> Task:
 def task_from(recipe: Mapping[str, Mapping[str, Any]], data_sha256: str = "") -> Task:
     """The conditions that a recipe asks for."""
     rest: dict[str, Any] = {
-        section: {name: value for name, value in table.items() if name not in FREE.get(section, ())}
+        section: {
+            name: value
+            for name, value in table.items()
+            if name not in FREE.get(section, ()) and LATER.get(section, {}).get(name) != value
+        }
         for section, table in recipe.items()
         if section != "controller"
     }

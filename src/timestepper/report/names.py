@@ -7,6 +7,7 @@ PAPER_DATA = ("cifar10", "cifar100", "imagenet")
 LIBRARIES = ("timm", "torchvision", "cifar")
 _FAMILIES = {
     "resnet": "ResNet",
+    "nf_resnet": "norm-free ResNet",
     "densenet": "DenseNet",
     "cliquenet": "CliqueNet",
     "resnext": "ResNeXt",
@@ -20,7 +21,7 @@ def data_name(data: str) -> str:
 
 def model_name(model: str) -> str:
     """``timm/resnext50_32x4d`` as ResNeXt-50."""
-    found = re.fullmatch(r"([a-z]+?)(\d*)(?:_32x4d)?", model.rpartition("/")[2])
+    found = re.fullmatch(r"([a-z_]+?)(\d*)(?:_32x4d)?", model.rpartition("/")[2])
     if found is None or found[1] not in _FAMILIES:
         return model
     return _FAMILIES[found[1]] + (f"-{found[2]}" if found[2] else "")

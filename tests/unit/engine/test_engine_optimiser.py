@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -16,10 +18,17 @@ def give_gradients(tensors, step):
         tensor.grad = torch.randn(tensor.shape, generator=source)
 
 
-def test_equals_torch_sgd_step_by_step():
+@pytest.mark.parametrize(
+    ("kind", "theirs_is"),
+    [
+        ("sgd", partial(torch.optim.SGD, momentum=0.9, nesterov=True)),
+        ("adamw", partial(torch.optim.AdamW, betas=(0.9, 0.95))),
+    ],
+)
+def test_equals_torch_step_by_step(kind, theirs_is):
     ours, theirs = parameters(), parameters()
-    built = optimiser.build({"all": optimiser.Group(ours)}, lr=0.1, weight_decay=1e-2)
-    reference = torch.optim.SGD(theirs, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-2)
+    built = optimiser.build({"all": optimiser.Group(ours)}, kind=kind, lr=0.1, beta2=0.95, weight_decay=1e-2)
+    reference = theirs_is(theirs, lr=0.1, weight_decay=1e-2)
     for step, rate in enumerate([0.1, 0.1, 0.01, 0.001]):
         give_gradients(ours, step)
         give_gradients(theirs, step)
@@ -53,9 +62,10 @@ def test_empty_groups_are_left_out_and_frozen_parameters_too():
     assert optimiser.parameters_of(built) == [first]
 
 
-def test_found_inf_keeps_weights_and_momentum():
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_found_inf_keeps_weights_and_all_that_is_remembered(kind):
     tensors = parameters()
-    built = optimiser.build({"all": optimiser.Group(tensors)}, lr=0.1)
+    built = optimiser.build({"all": optimiser.Group(tensors)}, kind=kind, lr=0.1)
     built.found_inf, built.grad_scale = torch.ones(()), None
     give_gradients(tensors, 0)
     before = [t.detach().clone() for t in tensors]

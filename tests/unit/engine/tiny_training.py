@@ -49,7 +49,7 @@ def training(folder=None, *, model=None, group=None, signals=None, device="cpu",
     group = group or Group()
     runtime_options = {name: options.pop(name) for name in _RUNTIME if name in options}
     observe = options.pop("observe", None)
-    batches = options.pop("batches", TinyBatches)
+    batches, kind = options.pop("batches", TinyBatches), options.pop("kind", "sgd")
     schedule = Schedule(lr, epochs, STEPS)
     model = (model or network()).to(device)
     journal, state = Journal(), None
@@ -68,7 +68,7 @@ def training(folder=None, *, model=None, group=None, signals=None, device="cpu",
     share = {"rank": group.rank, "world": group.world, "device": device}
     run = Training(
         model,
-        optimiser.build({"all": optimiser.Group(model.parameters())}, lr=lr, weight_decay=1e-4),
+        optimiser.build({"all": optimiser.Group(model.parameters())}, kind=kind, lr=lr, weight_decay=1e-4),
         schedule,
         batches(**share),
         TinyBatches(training=False, **share),

@@ -32,7 +32,7 @@ def test_every_shipped_recipe_is_built(name):
         assert model(torch.zeros(1, channels, min(size, 64), min(size, 64))).shape == (1, images.classes)
     optimiser = build.optimiser(recipe, model)
     assert sum(len(group["params"]) for group in optimiser.param_groups) == len(list(model.parameters()))
-    assert build.schedule(recipe, 10).rate(0) == recipe.optimiser.lr
+    assert build.schedule(recipe, 10).rate(round(10 * recipe.schedule.warmup_epochs)) == recipe.optimiser.lr
     assert build.plan(recipe).seed == recipe.run.seed
     assert is_attached(model) is (recipe.controller.kind != "none")
     assert build.identity(recipe, images)["controller"] == recipe.controller.kind
@@ -103,6 +103,40 @@ def test_controllers_are_a_group_of_their_own():
     assert {id(p) for p in controllers["params"]} == {id(p) for p in model.controllers.parameters()}
 
 
+def test_adamw_decays_matrices_alone():
+    recipe = small("controller.kind=independent", "optimiser.kind=adamw", "optimiser.weight_decay=0.05")
+    model = build.network(recipe, DIGITS)
+    built = build.optimiser(recipe, model)
+    assert isinstance(built, torch.optim.AdamW)
+    decays = {group["name"]: group["weight_decay"] for group in built.param_groups}
+    assert decays == {"network": 0.05, "vectors": 0.0, "controllers": 0.05}
+    assert {p.dim() for p in built.param_groups[1]["params"]} == {1}
+    assert min(p.dim() for p in built.param_groups[0]["params"]) == 2
+
+
+def test_a_controller_that_wants_no_decay_has_none_unless_it_is_asked_for():
+    for changes, wanted in (((), 0.0), (("controller.weight_decay=0.25",), 0.25)):
+        recipe = small("controller.kind=gain", *changes)
+        groups = build.optimiser(recipe, build.network(recipe, DIGITS)).param_groups
+        assert [group["weight_decay"] for group in groups] == [1e-4, wanted]
+
+
+def test_model_options_arrive_and_mistakes_are_named():
+    images = SimpleNamespace(classes=10, input_shape=(3, 32, 32))
+    vit = "img_size=32 patch_size=8 embed_dim=16 depth=2 num_heads=2 qkv_bias=False"
+    net = build.network(small("model.name=timm/vit_tiny_patch16_224", f"model.options={vit}"), images)
+    assert (len(net.blocks), net.patch_embed.num_patches, net.blocks[0].attn.qkv.bias) == (2, 16, None)
+    fixup = build.network(small("model.name=cifar/nf_resnet8", "model.start=fixup"), images)
+    assert not fixup.layer1[0].conv2.weight.any()
+    for options, message in (
+        ("depths=3", r"does not take model\.start or model\.options as they are: .*depths"),
+        ("start=nowhere", "start must be he or fixup"),
+        ("start", r"model\.options: 'start' is not of the form name=value"),
+    ):
+        with pytest.raises(RecipeError, match=message):
+            build.network(small("model.name=cifar/nf_resnet8", f"model.options={options}"), images)
+
+
 def test_controller_options_arrive():
     changes = ("controller.kind=lstm", "controller.reduction=2", "controller.descriptor_gradient=false")
     narrow, wide = build.network(small(*changes), DIGITS), build.network(small("controller.kind=lstm"), DIGITS)
@@ -118,13 +152,14 @@ def test_identity_tells_apart_what_does_not_fit():
         "model.name=cifar/resnet14",
         "controller.kind=lstm",
         "model.original_stride=true",
+        "model.options=width=8",
         "controller.reduction=2",
     )
     found = {str(build.identity(small(change), DIGITS)) for change in changes}
     found |= {
         str(build.identity(small(), images)) for images in (DIGITS, SimpleNamespace(classes=9, input_shape=(1, 8, 8)))
     }
-    assert len(found) == 6
+    assert len(found) == 7
 
 
 def test_observation_reports_step_sizes():

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from timestepper import api, controllers, data, names
-from timestepper.engine import runtime, schedule
+from timestepper.engine import optimiser, runtime, schedule
 from timestepper.errors import RecipeError
 from timestepper.experiment import measure, sets
 from timestepper.experiment.load import (
@@ -33,6 +33,7 @@ def test_choices_are_what_the_parts_know():
         ("controller", "descriptor"): api.DESCRIPTORS,
         ("data", "name"): data.NAMES,
         ("data", "augment"): tuple(data.AUGMENTS),
+        ("optimiser", "kind"): optimiser.KINDS,
         ("schedule", "law"): schedule.LAWS,
         ("runtime", "device"): runtime.DEVICES,
         ("runtime", "precision"): runtime.PRECISIONS,
@@ -103,7 +104,7 @@ def test_overrides():
         ("[model", r"x\.toml: not valid TOML"),
         ("[modle]", r"x\.toml: modle is not known; did you mean model\? allowed are model, controller"),
         ("model = 3", r"x\.toml: model must be a table, not 3"),
-        ("[optimiser]\nlearning = 1", r"x\.toml: optimiser\.learning is not known; allowed are lr, momentum"),
+        ("[optimiser]\nlearning = 1", r"x\.toml: optimiser\.learning is not known; allowed are kind, lr, momentum"),
         ("[optimiser]\nmomentun = 1", r"did you mean optimiser\.momentum\?"),
         (
             "[run]\nepochs = 1.5",

@@ -261,7 +261,10 @@ def test_what_a_claim_may_name_is_what_a_recipe_has():
     assert claims.NOISE_LEVELS == NOISE_LEVELS
     assert tuple(LIBRARIES) == names.LIBRARIES
     settings = {field.name for field, _ in recipe["controller"]} - {"kind", "value", "module"}
-    assert set(Side.__dataclass_fields__) - {"controller", "model", "solution"} == settings | {"last_norm_init"}
+    assert set(Side.__dataclass_fields__) - {"controller", "model", "solution"} == settings | {
+        "last_norm_init",
+        "network_start",
+    }
 
 
 OPTIONS = {

@@ -21,12 +21,22 @@ from timestepper.report.names import model_name
         (["controller.kind=none", "model.last_norm_init=0.5"], "plain, last norm starts at 0.5"),
         (["controller.kind=none", "model.last_norm_init=0"], "plain, last norm starts at 0"),
         (["controller.kind=none", "model.last_norm_init=1"], "plain"),
+        (["controller.kind=none", "model.name=cifar/nf_resnet56", "model.start=fixup"], "plain, network start fixup"),
         (["controller.kind=lstm", "controller.weight_decay=0"], "lstm, weight decay 0.0"),
         (["controller.kind=lstm", "controller.descriptor_gradient=false"], "lstm, descriptor gradient false"),
     ],
 )
 def test_what_was_put_on_the_network(changes, subject):
     assert subject_of(as_dict(load("paper/cifar10", changes))).label == subject
+
+
+def test_settings_that_came_later_leave_a_run_among_its_older_twins():
+    now = as_dict(load("paper/cifar10"))
+    later = {"model": ("options", "start"), "optimiser": ("kind", "beta2", "label_smoothing")}
+    older = {s: {k: v for k, v in table.items() if k not in later.get(s, ())} for s, table in now.items()}
+    assert groups.task_from(older) == groups.task_from(now)
+    for change in ("model.options=width=8", "optimiser.kind=adamw", "optimiser.label_smoothing=0.1"):
+        assert groups.task_from(as_dict(load("paper/cifar10", [change]))) != groups.task_from(now)
 
 
 def like(record, *changes, name="paper/cifar10"):
