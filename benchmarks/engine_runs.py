@@ -9,8 +9,8 @@ from timestepper.data.cifar import NORMALISATION
 from timestepper.engine.distributed import Group
 from timestepper.engine.journal import Journal
 from timestepper.engine.loop import Plan, Training
-from timestepper.experiment import build
-from timestepper.experiment.schema import Recipe
+from timestepper.recipe.schema import Recipe
+from timestepper.runs import build
 
 
 def random_data(train: int, test: int, device: torch.device) -> Dataset:

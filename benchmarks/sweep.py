@@ -28,10 +28,12 @@ from timestepper.cli.sweep import widen_device_queue
 from timestepper.data import Dataset
 from timestepper.engine.runtime import choose_device
 from timestepper.engine.signals import Signals
-from timestepper.experiment.sweep import Options, Shared, Turns, take_turns
-from timestepper.experiment.sweep_ahead import Ahead
-from timestepper.experiment.sweep_display import Board
-from timestepper.experiment.sweep_plan import Entry, expand
+from timestepper.runs.run import FAILED, Run
+from timestepper.runs.train import Process
+from timestepper.sweeps.ahead import Ahead
+from timestepper.sweeps.display import Board
+from timestepper.sweeps.one_gpu import Shared, take, take_turns
+from timestepper.sweeps.plan import expand
 
 
 class Given(Shared):
@@ -48,26 +50,22 @@ class Given(Shared):
 class Quiet(Board):
     """Shows nothing but failures."""
 
-    def say(self, line: str) -> None:
+    def tell(self, line: str) -> None:
         if "failed" in line or "no CUDA graph" in line or "not compiled" in line:
-            super().say(line)
+            super().tell(line)
 
 
-class Until:
-    """A run that stops taking turns after so many epochs."""
+Turns = Iterator[Process]
 
-    def __init__(self, run: Turns, epochs: int):
-        self._run, self._epochs = run, epochs
-        self.signals = run.signals
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._run, name)
-
-    def turn(self) -> bool:
-        more = self._run.turn()
-        if not more and self._run.outcome == "failed":
-            raise SystemExit(f"{self._run.entry.label}: {self._run.message}")
-        return more and (self._run.training is None or self._run.training.epochs_done < self._epochs)
+def until(run: Run, turns: Turns, epochs: int) -> Turns:
+    """The turns of a run up to the end of so many epochs."""
+    for process in turns:
+        if process.training is not None and process.training.epochs_done >= epochs:
+            return
+        yield process
+    if run.state == FAILED:
+        raise SystemExit(f"{run.label}: {run.message}")
 
 
 def synchronize() -> None:
@@ -75,34 +73,36 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def go(runs: list[Turns], epochs: int, jobs: int) -> float:
+def go(turns: dict[Run, Turns], epochs: int, jobs: int) -> float:
     """Seconds until all have done so many epochs."""
     synchronize()
     start = time.perf_counter()
-    take_turns([Until(run, epochs) for run in runs], Signals(), Options(jobs=jobs), Ahead([]))  # nothing to compile
+    parts = {run: until(run, steps, epochs) for run, steps in turns.items()}
+    take_turns(parts, Signals(), jobs, Ahead([]))  # nothing to compile
     synchronize()
     return time.perf_counter() - start
 
 
-def timed(entries: list[Entry], shared: Shared, jobs: int, options: argparse.Namespace) -> list[float]:
+def timed(runs: list[Run], shared: Shared, jobs: int, options: argparse.Namespace) -> list[float]:
     """Seconds of the timed part: one number for all together, or one for each run with ``jobs=1``."""
-    runs = [Turns(entry, Quiet(plain=True).add(entry.label), shared, Options()) for entry in entries]
-    for run in runs:
-        go([run], options.warm_epochs, 1)
-    seconds = [go(part, options.epochs, jobs) for part in ([runs] if jobs > 1 else [[run] for run in runs])]
-    for run in runs:
-        while run.turn():
+    turns = {run: take(run, Quiet(plain=True).add(run), shared) for run in runs}
+    each = [{run: steps} for run, steps in turns.items()]
+    for one in each:
+        go(one, options.warm_epochs, 1)
+    seconds = [go(part, options.epochs, jobs) for part in ([turns] if jobs > 1 else each)]
+    for steps in turns.values():
+        for _ in steps:
             pass
     return seconds
 
 
-def epoch_seconds(entry: Entry) -> list[float]:
+def epoch_seconds(run: Run) -> list[float]:
     """How long each epoch of a run took, by its own notes: shows whether the timed ones are alike."""
-    lines = (entry.path / "timing.jsonl").read_text().splitlines()
+    lines = (run.path / "timing.jsonl").read_text().splitlines()
     return [round(json.loads(line)["seconds"], 3) for line in lines]
 
 
-def differences(first: list[Entry], second: list[Entry]) -> Iterator[dict]:
+def differences(first: list[Run], second: list[Run]) -> Iterator[dict]:
     """What differs between the ends of the same runs."""
     for one, other in zip(first, second, strict=True):
         a, b = load_file(one.path / "weights.safetensors"), load_file(other.path / "weights.safetensors")
@@ -140,7 +140,7 @@ def main() -> None:
     most = max(options.together)
     with tempfile.TemporaryDirectory() as folder:
 
-        def entries(name: str) -> list[Entry]:
+        def entries(name: str) -> list[Run]:
             found = []
             for seed in range(most):
                 kind = options.controllers[seed % len(options.controllers)]

@@ -20,7 +20,7 @@ from engine_runs import random_data, training
 from timestepper.bench.environment import environment
 from timestepper.bench.timing import interleaved
 from timestepper.engine.loop import Training
-from timestepper.experiment.load import load
+from timestepper.recipe.load import load
 
 MODES = {
     "eager": ["runtime.compile=false", "runtime.cuda_graph=false"],

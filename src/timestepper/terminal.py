@@ -20,6 +20,11 @@ def tell(text: object, error: bool = False) -> None:
     print(printable(text), file=sys.stderr if error else sys.stdout, flush=True)
 
 
+def warn(text: object) -> None:
+    """One line that must not be missed, on stderr; stdout may be JSON."""
+    tell(f"warning: {text}", error=True)
+
+
 def complain(text: object) -> None:
     """One line of an error on stderr, whatever is in it."""
     tell("error: " + str(text).replace("\n", "\\n"), error=True)

@@ -33,7 +33,7 @@ _FORKS.set_forkserver_preload(
         "sklearn.datasets",
         "timestepper.adapters.native",
         "timestepper.cli",
-        "timestepper.experiment.run",
+        "timestepper.runs.train",
         "timestepper.data.digits",
         "timestepper.data.folder",
         "timestepper.data.resident",

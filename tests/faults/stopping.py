@@ -7,8 +7,9 @@ from pathlib import Path
 from timestepper.engine.loop import Interrupted
 from timestepper.engine.rundir import RunDirectory
 from timestepper.engine.signals import Signals
-from timestepper.experiment.load import load
-from timestepper.experiment.run import Request, Session
+from timestepper.recipe.load import load
+from timestepper.runs.run import Run
+from timestepper.runs.train import Process
 
 
 def drive(arguments: list[str], signal_after: int | None = None, vanish_after: int | None = None) -> int | None:
@@ -20,17 +21,12 @@ def drive(arguments: list[str], signal_after: int | None = None, vanish_after: i
     _, recipe, *changes, _, run = arguments
     signals, folder = Signals().install(), RunDirectory(Path(run))
     try:
-        session = Session(Request(load(recipe, changes), "run", folder, signals))
-        with session.told():
-            session.join()
-            if signal_after == 0:
+        steps = Process(Run(load(recipe, changes), "run", folder.path), folder, signals).steps()
+        for number, step in enumerate(steps):  # the first says only that all is ready
+            if number == signal_after:
                 os.kill(os.getpid(), signal.SIGTERM)
-            for number, step in enumerate(session.training().steps(), start=1):
-                if number == signal_after:
-                    os.kill(os.getpid(), signal.SIGTERM)
-                if number == vanish_after:
-                    return step
-            session.finish()
+            if number == vanish_after:
+                return step
     except Interrupted as stop:
         return stop.step
     finally:

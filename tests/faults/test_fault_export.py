@@ -19,7 +19,7 @@ from watching import wait_for
 from timestepper import data, saving
 from timestepper.adapters import create_model
 from timestepper.engine import distributed
-from timestepper.experiment import finish
+from timestepper.runs import finish
 from timestepper.stability.robustness import Share, noise
 
 STEPPED = ["smoke/digits-lstm", *runs.SHORT[1:], "run.epochs=1"]

@@ -1,5 +1,6 @@
 """Whatever stands in a file, an override or the environment: it works, or is refused and changes nothing: T36."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -21,13 +22,15 @@ from timestepper.adapters import create_model
 from timestepper.engine.rundir import RunDirectory
 from timestepper.engine.signals import Signals
 from timestepper.errors import TimestepperError
-from timestepper.experiment import finish
-from timestepper.experiment.load import dump, load, loads, sections
-from timestepper.experiment.run import Request, Session
-from timestepper.experiment.schema import Recipe
 from timestepper.files import with_checksum
+from timestepper.recipe.load import dump, load, loads, sections
+from timestepper.recipe.schema import Recipe
 from timestepper.records import load_records
 from timestepper.report.page import write_page
+from timestepper.runs import finish
+from timestepper.runs.load import restore
+from timestepper.runs.run import Run
+from timestepper.runs.train import Process
 
 RECIPE = [*runs.SHORT, "run.epochs=1"]
 ROOT = Path(__file__).parents[2]
@@ -168,11 +171,11 @@ def test_t36_fields_of_checkpoints(times, tmp_path, finished):
             path.unlink()
         torch.save(state, run / "checkpoints" / newest.name)
         before = content(run)
-        evaluated = refused(lambda: finish.restore(run, needs_data=False))
+        evaluated = refused(lambda: restore(run, blind=True))
         assert content(run) == before
         folder = RunDirectory(run)
         try:
-            resumed = refused(lambda: begin(Session(Request(recipe, "run", folder, Signals()))))
+            resumed = refused(lambda: begin(Process(Run(recipe, "run", run), folder, Signals())))
         finally:
             folder.close()
         if resumed or evaluated:
@@ -184,10 +187,9 @@ def test_t36_fields_of_checkpoints(times, tmp_path, finished):
     fuzz(times, st.tuples(changes, inside, st.sets(fields, max_size=1)), check)
 
 
-def begin(session: Session) -> None:
-    with session.told():
-        session.join()
-        session.training()
+def begin(process: Process) -> None:
+    with contextlib.closing(process.steps()) as steps:
+        next(steps)
 
 
 @count("T36")
@@ -205,11 +207,11 @@ def test_t36_logs_and_status_of_a_run(times, tmp_path, finished):
         text = (run / name).read_bytes()
         start %= len(text) + 1
         (run / name).write_bytes(text[:start] + put + text[start + length :])
-        refused(lambda: finish.restore(run, needs_data=False))
+        refused(lambda: restore(run, blind=True))
         refused(lambda: finish.epochs_of(run))
         folder = RunDirectory(run)
         try:
-            refused(lambda: begin(Session(Request(recipe, "run", folder, Signals()))))
+            refused(lambda: begin(Process(Run(recipe, "run", run), folder, Signals())))
         finally:
             folder.close()
 

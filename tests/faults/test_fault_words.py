@@ -194,7 +194,7 @@ def test_a_list_shows_names_however_narrow_the_terminal(columns, tmp_path, finis
 
 def test_an_unexpected_error_is_one_line_and_debug_shows_it_all(tmp_path, monkeypatch, cli):
     """A bug of ours or of a library's: here a recipe's folder that cannot be listed by any means."""
-    monkeypatch.setattr("timestepper.experiment.load.find", lambda _: 1 / 0)
+    monkeypatch.setattr("timestepper.recipe.load.find", lambda _: 1 / 0)
     message = cli("train", "smoke/digits").refused(1)
     assert message == "ZeroDivisionError: division by zero; --debug shows where it comes from"
     with pytest.raises(ZeroDivisionError):

@@ -36,12 +36,12 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {"files", "kernels", "torchrun"},
     "records": {"names", "files"},
     "bench": {"names", "controllers", "adapters", "api", "inspection", "engine", "records"},
-    "experiment": {
+    "counts": {"equations", "adapters", "api", "inspection", "steps"},
+    "recipe": {"names", "engine"},
+    "runs": {
         "names",
-        "equations",
         "controllers",
         "adapters",
-        "steps",
         "api",
         "inspection",
         "saving",
@@ -51,7 +51,9 @@ ALLOWED: dict[str, set[str]] = {
         "files",
         "torchrun",
         "records",
+        "recipe",
     },
+    "sweeps": {"data", "engine", "records", "recipe", "runs"},
     "report": {"files", "names", "records"},
 }
 LEAVES = {"errors", "terminal", "validate"}  # anyone may import these

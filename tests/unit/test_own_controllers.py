@@ -12,11 +12,11 @@ import timestepper
 from timestepper import controllers, names
 from timestepper.controllers import Controller, StageShape, parse, register
 from timestepper.errors import RecipeError, StepSizeError, UnknownNameError
-from timestepper.experiment.build import controller_name
-from timestepper.experiment.load import as_dict, load
-from timestepper.experiment.sweep_plan import _alternatives
 from timestepper.models import CifarResNet
+from timestepper.recipe.load import as_dict, load
 from timestepper.records.subject import subject_of
+from timestepper.runs.build import controller_name
+from timestepper.sweeps.plan import _alternatives
 
 DOCS = Path(__file__).parents[2] / "docs" / "tutorials" / "controller.md"
 SHAPE = StageShape(3, 4, 10, 2)

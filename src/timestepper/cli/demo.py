@@ -19,18 +19,18 @@ def demo(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from timestepper.cli import gather
     from timestepper.errors import MismatchError
-    from timestepper.experiment.reproduce import bring_to_end
+    from timestepper.sweeps.reproduce import bring_to_end
 
     page = out / "index.html"
     gather.check_page(page, "--out")
     found = gather.Collection(out / "results", out / "runs", claims=None)
-    steps = found.plan("demo")
-    code = bring_to_end(steps, found.results)
+    runs = found.plan("demo")
+    code = bring_to_end(runs, found.results)
     found.read()
     found.warn()
     if code:
         raise typer.Exit(code)
-    gather.show(found.tables("demo", steps))
+    gather.show(found.tables("demo", runs))
     folds = [(record, *record.final.fold) for record in found.records if record.final.fold]
     for record, error, difference in folds:
         errors = f"error {record.final.test.error:.2%} attached, {error:.2%} folded"

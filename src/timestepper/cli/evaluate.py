@@ -19,13 +19,15 @@ def evaluate(
     from timestepper import torchrun
     from timestepper.engine.runtime import choose_device
     from timestepper.errors import RecipeError
-    from timestepper.experiment import build, finish
+    from timestepper.runs import build, finish
+    from timestepper.runs.load import restore
+    from timestepper.terminal import warn
 
     if torchrun.launched():
         raise RecipeError("evaluate runs in one process; start it without torchrun")
     place = choose_device(device)
-    trained = finish.restore(run)
-    figures = finish.evaluate(trained, build.runtime(trained.recipe, place, finish.note))
+    trained = restore(run)
+    figures = finish.evaluate(trained, build.runtime(trained.recipe, place, warn))
     if json:
         tell(json_format.dumps({"checkpoint": str(trained.path), **figures}, indent=2))
         return

@@ -17,15 +17,16 @@ def fold(
     """Fold the newest sound checkpoint of RUN into a plain network's weights."""
     from timestepper import saving
     from timestepper.errors import RunDirectoryError
-    from timestepper.experiment import finish
     from timestepper.files import check_file, prepare_file
+    from timestepper.runs.finish import WEIGHTS
+    from timestepper.runs.load import restore
 
     check_file(output)
-    trained = finish.restore(run, needs_data=False)
+    trained = restore(run, blind=True)
     if trained.recipe.controller.kind == "none":
         raise RunDirectoryError(
             f"{run} trained a plain network, which has nothing to fold; when it is finished, its weights are in "
-            f"{run / finish.WEIGHTS}"
+            f"{run / WEIGHTS}"
         )
     prepare_file(output)  # not earlier: a run that cannot be folded leaves no folder behind
     saving.save_folded(trained.model, output)

@@ -21,8 +21,8 @@ from timestepper.report.tables import Table, TableCell, table
 from timestepper.terminal import tell
 
 if TYPE_CHECKING:
-    from timestepper.experiment.reproduce import Step
-    from timestepper.experiment.schema import Recipe
+    from timestepper.recipe.schema import Recipe
+    from timestepper.runs.run import Run
 
 _COUNTED = ("table1", "table2", "table3", "table6")
 
@@ -39,13 +39,14 @@ class Collection:
         """Look at the records, again after a training."""
         self.records, self.damaged = load_records(self.results)
 
-    def plan(self, name: str, short: bool = False, overrides: Sequence[str] = ()) -> list["Step"]:
+    def plan(self, name: str, short: bool = False, overrides: Sequence[str] = ()) -> list["Run"]:
         """The runs of a set, and where each of them stands; ``counts`` has none."""
-        from timestepper.experiment.reproduce import plan
-        from timestepper.experiment.sets import open_sets
+        from timestepper.sweeps.plan import open_sets
+        from timestepper.sweeps.reproduce import plan
 
-        wanted = [] if name == "counts" else open_sets(name, short=short, overrides=tuple(overrides))
-        return plan(wanted, self.records, self.runs)
+        runs = [] if name == "counts" else open_sets(name, short=short, overrides=tuple(overrides), out=self.runs)
+        plan(runs, self.records)
+        return runs
 
     def warn(self) -> None:
         """Say which files were left out."""
@@ -55,44 +56,44 @@ class Collection:
         """The page; with claims also what they let count, and what is still to run of everything."""
         more: dict[str, Any] = {"problems": self.problems + self.damaged}
         if self.claims:
-            steps = (step for step in self.plan("everything") if step.wanted.sets != ("demo",))  # no part of the study
-            more |= {"computed": compute(self.claims), "pending": pending(steps, self.claims)}
+            runs = (run for run in self.plan("everything") if run.sets != ("demo",))  # no part of the study
+            more |= {"computed": compute(self.claims), "pending": pending(runs, self.claims)}
         write_page(self.records, self.claims, out, out.with_suffix(".md"), title, **more)
 
-    def tables(self, name: str, steps: Sequence["Step"]) -> list[Table]:
+    def tables(self, name: str, runs: Sequence["Run"]) -> list[Table]:
         """What a name prints: all records of such runs, ours beside the paper's."""
         if name == "counts":
             return count_tables({key: self.claims[key] for key in _COUNTED if key in self.claims}, compute(self.claims))
         computed = compute(self.claims) if name in ("all", *_COUNTED) else Computed()
         if name == "fig1":
             computed = Computed(solutions=solutions())
-        wanted = {_kind(_table(step.wanted.recipe)) for step in steps}
+        wanted = {_kind(_table(run.recipe)) for run in runs}
         shown = [record for record in self.records if _kind(record.recipe) in wanted]
         return tables_of(tuple(self.claims) if name == "all" else (name,), self.records, self.claims, computed, shown)
 
-    def plan_table(self, name: str, steps: Sequence["Step"]) -> Table:
+    def plan_table(self, name: str, runs: Sequence["Run"]) -> Table:
         """Where the runs of a set stand, and what they will take."""
-        kinds: dict[str, list[Step]] = {}
-        for step in steps:
-            kinds.setdefault(describe(step.wanted.recipe, self.claims), []).append(step)
+        kinds: dict[str, list[Run]] = {}
+        for run in runs:
+            kinds.setdefault(describe(run.recipe, self.claims), []).append(run)
         rows = []
         for label, same in kinds.items():
-            states = [f"seed {s.wanted.recipe.run.seed} {s.state} {s.progress}".strip() for s in same]
-            if len({(s.state, s.progress) for s in same}) == 1:
-                seeds = " ".join(str(s.wanted.recipe.run.seed) for s in same)
-                states = [f"{same[0].state} {same[0].progress} (seeds {seeds})".replace("  ", " ")]
-            state = TableCell("; ".join(states), tone="good" if all(s.state == "done" for s in same) else "")
-            hours = sum(s.hours for s in same)
-            rows.append((label, ", ".join(same[0].wanted.sets), state, duration(3600 * hours) if hours else ""))
-        done, left = sum(s.state == "done" for s in steps), duration(3600 * sum(s.hours for s in steps))
-        caption = f"{name}: {done} of {len(steps)} runs done, about {left} of GPU time to go"
-        if not steps:
+            states = [f"seed {run.recipe.run.seed} {run.state} {run.message}".strip() for run in same]
+            if len({(run.state, run.message) for run in same}) == 1:
+                seeds = " ".join(str(run.recipe.run.seed) for run in same)
+                states = [f"{same[0].state} {same[0].message} (seeds {seeds})".replace("  ", " ")]
+            state = TableCell("; ".join(states), tone="good" if all(run.state == "done" for run in same) else "")
+            hours = sum(run.hours for run in same)
+            rows.append((label, ", ".join(same[0].sets), state, duration(3600 * hours) if hours else ""))
+        done, left = sum(run.state == "done" for run in runs), duration(3600 * sum(run.hours for run in runs))
+        caption = f"{name}: {done} of {len(runs)} runs done, about {left} of GPU time to go"
+        if not runs:
             caption = f"{name}: nothing to train, computed in seconds"
         return table("plan", caption, ("Run", "For", "State", "Expected GPU time"), rows)
 
 
 def _table(recipe: "Recipe") -> dict[str, dict[str, Any]]:
-    from timestepper.experiment.load import as_dict
+    from timestepper.recipe.load import as_dict
 
     return as_dict(recipe)
 
@@ -110,7 +111,7 @@ def compute(claims: Claims) -> Computed:
 
     A network that a claim names and no library has is left out: the tables then say that it was not counted.
     """
-    from timestepper.experiment.counts import measure, structures
+    from timestepper.counts import measure, structures
 
     # The networks that each claim file names, with their controllers; a structure is that of the network itself.
     named = {name: counts.wanted({name: claim}) for name, claim in claims.items()}
@@ -150,17 +151,17 @@ def solutions() -> dict[str, dict]:
 # -- what is to run ----------------------------------------------------------------------------------------------------
 
 
-def pending(steps: Iterable["Step"], claims: Claims) -> list[Pending]:
+def pending(runs: Iterable["Run"], claims: Claims) -> list[Pending]:
     """What is still to run or to be recorded, seeds of one kind together."""
-    from timestepper.experiment.reproduce import DONE, UNMEASURED
+    from timestepper.sweeps.reproduce import DONE, UNMEASURED
 
     kinds: dict[tuple[str, str], list[float]] = {}
-    for step in steps:
-        if step.state not in (DONE, UNMEASURED):
-            label = describe(step.wanted.recipe, claims)
-            if not step.hours:  # trained, so a reader should know what else it waits for
-                label += f": {step.state}"
-            kinds.setdefault((", ".join(step.wanted.sets), label), []).append(step.hours)
+    for run in runs:
+        if run.state not in (DONE, UNMEASURED):
+            label = describe(run.recipe, claims)
+            if not run.hours:  # trained, so a reader should know what else it waits for
+                label += f": {run.state}"
+            kinds.setdefault((", ".join(run.sets), label), []).append(run.hours)
     return [Pending(sets, label, len(hours), sum(hours)) for (sets, label), hours in kinds.items()]
 
 
@@ -175,7 +176,7 @@ def describe(recipe: "Recipe", claims: Claims) -> str:
 @functools.cache
 def _usual(data: str) -> groups.Task:
     """The conditions of the shipped recipe for some images, the paper's where it has them."""
-    from timestepper.experiment.load import load
+    from timestepper.recipe.load import load
 
     return groups.task_from(_table(load(f"{'paper' if data in names.PAPER_DATA else 'smoke'}/{data}")))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from timestepper.experiment.reproduce import Step
+    from timestepper.runs.run import Run
 
 
 class Length(StrEnum):
@@ -56,32 +56,32 @@ def reproduce(
         gather.check_page(page, "--page")
     found = gather.Collection(results, runs, claims or gather.FOLDER)
     changes = [*(overrides or []), *([f"data.root={data_root}"] if data_root else [])]
-    steps = found.plan(name, schedule is Length.short, changes)
-    if overrides and not steps:
+    wanted = found.plan(name, schedule is Length.short, changes)
+    if overrides and not wanted:
         raise RecipeError(f"{name} trains nothing, so {' '.join(overrides)} would change nothing; leave it out")
-    if steps or page:
+    if wanted or page:
         gather.check_results(results)
     code = 0
-    if steps and not list_only:
+    if wanted and not list_only:
         with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
-            code = _bring_to_end(steps, results, jobs, changes)
+            code = _bring_to_end(wanted, results, jobs, changes)
         found.read()
     found.warn()
-    gather.show([found.plan_table(name, steps)] if list_only else found.tables(name, steps), json)
+    gather.show([found.plan_table(name, wanted)] if list_only else found.tables(name, wanted), json)
     if page:
         found.write(page, TITLE)
     raise typer.Exit(code)
 
 
-def _bring_to_end(steps: list["Step"], results: Path, jobs: int, overrides: list[str]) -> int:
+def _bring_to_end(runs: list["Run"], results: Path, jobs: int, overrides: list[str]) -> int:
     from timestepper.cli.sweep import CHECKPOINT_SECONDS, widen_device_queue
-    from timestepper.experiment.reproduce import bring_to_end
-    from timestepper.experiment.sweep_plan import chooses_checkpoints
     from timestepper.files import make_folder
+    from timestepper.sweeps.plan import chooses_checkpoints
+    from timestepper.sweeps.reproduce import TO_RECORD, bring_to_end
 
-    if any(step.to_record for step in steps):
+    if any(run.state in TO_RECORD for run in runs):
         make_folder(results)  # a folder that cannot be must not cost a training
     if jobs > 1:
         widen_device_queue(jobs)
     seconds = None if chooses_checkpoints(overrides) else CHECKPOINT_SECONDS
-    return bring_to_end(steps, results, jobs=jobs, checkpoint_seconds=seconds, debug="--debug" in sys.argv)
+    return bring_to_end(runs, results, jobs=jobs, checkpoint_seconds=seconds, debug="--debug" in sys.argv)

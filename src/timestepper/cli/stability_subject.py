@@ -16,7 +16,7 @@ from timestepper.adapters import create_model, input_pixels
 from timestepper.engine import distributed
 from timestepper.engine.runtime import choose_device
 from timestepper.errors import StabilityError, UnknownNameError
-from timestepper.experiment.finish import restore
+from timestepper.runs.load import restore
 from timestepper.saving import load_folded
 from timestepper.stability import Pixels, analyse, ode, robustness
 from timestepper.stability.robustness import Share

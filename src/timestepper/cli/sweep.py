@@ -1,5 +1,7 @@
 """timestepper sweep: train several recipes at once."""
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +10,7 @@ import typer
 from timestepper.terminal import tell
 
 if TYPE_CHECKING:
-    from timestepper.experiment.sweep_plan import Entry
+    from timestepper.runs.run import Run
 
 CHECKPOINT_SECONDS = 120.0
 
@@ -43,44 +45,43 @@ def sweep(
     Stop it at any time; the same command goes on with what was interrupted and skips what is finished. A run that fails
     is reported and leaves the others alone; the exit code is then 1.
     """
-    import os
-    import sys
-
     from timestepper import torchrun
-    from timestepper.engine.signals import Signals
     from timestepper.errors import RecipeError
-    from timestepper.experiment.sweep_plan import expand, parse_seeds, split
     from timestepper.files import make_folder
+    from timestepper.sweeps.plan import expand, parse_seeds, split
 
     if torchrun.launched():
         raise RecipeError("sweep spreads its runs over the GPUs by itself; start it without torchrun")
     references, overrides = split(arguments)
     if not references:
         raise RecipeError(f"no recipe among {' '.join(arguments)}; name at least one, for example smoke/digits")
+    runs = expand(references, overrides, parse_seeds(seeds), out, checkpoint_seconds)
+    for run in runs:
+        run.override, run.results = override, results
     if results is not None:
         make_folder(results)
-    everything = expand(references, overrides, parse_seeds(seeds), out, checkpoint_seconds)
-    numbers = list(map(int, share.split(","))) if share else _without_record(everything, results)
-    if not numbers:
-        return
+    chosen = [runs[int(number)] for number in share.split(",")] if share else _without_record(runs, results)
+    raise typer.Exit(_train(runs, chosen, jobs, 1 if share else processes, os.getppid() if share else None))
+
+
+def _train(runs: "list[Run]", chosen: "list[Run]", jobs: int, processes: int | None, parent: int | None) -> int:
+    """Train the chosen ones of all runs here, or in processes of their own; the exit code."""
+    from timestepper.engine.signals import Signals
+
+    if not chosen:
+        return 0
     widen_device_queue(jobs)
     signals = Signals().install()
     try:
-        from timestepper.experiment import sweep as sweeping
-        from timestepper.experiment.sweep_ahead import kind_of
-        from timestepper.experiment.sweep_spread import default_processes, shares, spread
+        from timestepper.sweeps import one_gpu, several_gpus
 
-        entries = [everything[number] for number in numbers]
-        on_gpu = any(entry.recipe.runtime.device != "cpu" for entry in entries)
-        wanted = 1 if share else min(processes or default_processes(on_gpu), len(entries))
-        if wanted > 1:
-            parts = shares({number: kind_of(everything[number].recipe) for number in numbers}, wanted)
-            raise typer.Exit(spread(sys.argv[sys.argv.index("sweep") + 1 :], parts, signals))
-        parent = os.getppid() if share else None
-        options = sweeping.Options(jobs, override, results, debug="--debug" in sys.argv, parent=parent)
-        runs = sweeping.sweep(entries, signals, options, plain=share is not None)
-        tell("\n".join(sweeping.summary_lines(runs)))
-        raise typer.Exit(sweeping.exit_code(runs, signals.stop))
+        shares = several_gpus.shares(chosen, processes)
+        if len(shares) > 1:
+            arguments = sys.argv[sys.argv.index("sweep") + 1 :]
+            return several_gpus.spread(arguments, [[runs.index(run) for run in share] for share in shares], signals)
+        one_gpu.sweep(chosen, signals, jobs=jobs, debug="--debug" in sys.argv, parent=parent, plain=parent is not None)
+        tell("\n".join(one_gpu.summary_lines(chosen)))
+        return one_gpu.exit_code(chosen, signals.stop)
     finally:
         signals.restore()
 
@@ -91,23 +92,21 @@ def widen_device_queue(jobs: int) -> None:
     No more than that: processes that share a GPU through MPS also share its queues. CUDA reads it once, when torch
     starts it.
     """
-    import os
-
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(min(max(8, jobs), 32)))
 
 
-def _without_record(entries: "list[Entry]", results: Path | None) -> list[int]:
-    """Which of the runs have no sound record yet."""
-    if results is None or not results.is_dir():
-        return list(range(len(entries)))
+def _without_record(runs: "list[Run]", results: Path | None) -> "list[Run]":
+    """The runs that have no sound record yet."""
+    if results is None:
+        return runs
+    from timestepper import records
     from timestepper.cli import gather
-    from timestepper.experiment.sets import identity
-    from timestepper.records import load_records
+    from timestepper.recipe.load import identity
 
-    records, problems = load_records(results)
+    known, problems = records.load_records(results)
     gather.warn(problems)
-    recorded = {identity(record.recipe) for record in records}
-    left = [number for number, entry in enumerate(entries) if entry.identity not in recorded]
-    if len(left) < len(entries):
-        tell(f"{len(entries) - len(left)} of {len(entries)} runs have a record in {results} and are skipped")
+    recorded = {identity(record.recipe) for record in known}
+    left = [run for run in runs if run.identity not in recorded]
+    if len(left) < len(runs):
+        tell(f"{len(runs) - len(left)} of {len(runs)} runs have a record in {results} and are skipped")
     return left

@@ -14,7 +14,8 @@ def train(
     ] = "smoke/digits",
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value …", show_default=False)] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="by default runs/RECIPE; a run that is there is continued")
+        Path | None,
+        typer.Option(help="by default runs/RECIPE, below it what is overridden; a run that is there is continued"),
     ] = None,
     override: Annotated[bool, typer.Option("--override", help="continue although the recipe has changed")] = False,
     workers: Annotated[int | None, typer.Option(help="processes that decode image files")] = None,
@@ -25,19 +26,13 @@ def train(
     fields: Annotated[bool, typer.Option("--fields", help="list all that a recipe may say, and stop")] = False,
 ) -> None:
     """Train RECIPE. Stop it at any time; the same command goes on from there, on a CPU to the same bits."""
-    from timestepper.experiment.load import describe_fields, load, short_name
-    from timestepper.experiment.start import start
+    from timestepper.recipe.load import describe_fields, load, short_name
+    from timestepper.runs.run import Run, default_folder
+    from timestepper.runs.start import train as start
 
     if fields:
         tell("\n".join(describe_fields()))
         return
-    changes = [*(overrides or []), *([f"data.workers={workers}"] if workers is not None else [])]
-    code = start(
-        load(recipe, changes),
-        name=short_name(recipe),
-        run_dir=run_dir,
-        override=override,
-        dist_timeout=dist_timeout,
-        results=results,
-    )
-    raise typer.Exit(code)
+    wanted = load(recipe, [*(overrides or []), *([f"data.workers={workers}"] if workers is not None else [])])
+    path = run_dir or default_folder(recipe, wanted, override)
+    raise typer.Exit(start(Run(wanted, short_name(recipe), path, override=override, results=results), dist_timeout))

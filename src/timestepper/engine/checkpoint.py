@@ -69,7 +69,7 @@ class Checkpoints:
                 old.unlink(missing_ok=True)
         return path
 
-    def latest(self, say: Callable[[str], None] = tell, set_aside: bool = False) -> tuple[Path, dict[str, Any]] | None:
+    def latest(self, tell: Callable[[str], None] = tell, set_aside: bool = False) -> tuple[Path, dict[str, Any]] | None:
         """The newest sound checkpoint, or None where there never was one. Damaged newer ones are named.
 
         ``set_aside`` also renames them, so that they do not count among the two that are kept.
@@ -82,7 +82,7 @@ class Checkpoints:
                 damaged.append((path, str(error)))
                 continue
             for bad, reason in damaged:
-                say(f"{reason}; going back to {path.name}")
+                tell(f"{reason}; going back to {path.name}")
                 if set_aside:
                     bad.rename(bad.with_name(bad.name + ".damaged"))
             return path, state

@@ -21,9 +21,9 @@ class Graphed:
     ask the host. Inputs of other shapes run as they are. Everything is ordered with the caller's current stream.
     """
 
-    def __init__(self, function: Callable[..., Tensor], say: Callable[[str], None] = tell):
+    def __init__(self, function: Callable[..., Tensor], tell: Callable[[str], None] = tell):
         self._function = function
-        self._say = say
+        self._tell = tell
         self._calls = 0
         self._failed = False
         self._stream: torch.cuda.Stream | None = None
@@ -67,7 +67,7 @@ class Graphed:
                 self._output = self._function(*self._inputs)
         except RuntimeError as error:
             self._failed = True
-            self._say(f"no CUDA graph: {first_line(error)}; running step by step")
+            self._tell(f"no CUDA graph: {first_line(error)}; running step by step")
             return
         self._graph = graph
 

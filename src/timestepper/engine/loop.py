@@ -39,6 +39,16 @@ class Observation:
     columns: dict[str, float] = field(default_factory=dict)  # shown beside the progress bar
 
 
+class Observer:
+    """Looks at the model at the end of every epoch; this one sees nothing."""
+
+    def __init__(self) -> None:
+        self.memory: list[torch.Tensor] = []  # what a look needs of the one before; a checkpoint keeps it
+
+    def look(self) -> Observation:
+        return Observation()
+
+
 @dataclass(frozen=True)
 class Plan:
     """What to minimise, and when to do what."""
@@ -77,13 +87,11 @@ class Training:
         journal: Journal,
         group: Group | None = None,
         signals: Signals | None = None,
-        observe: Callable[[], Observation] = Observation,
-        memory: list[torch.Tensor] | None = None,
+        observer: Observer | None = None,
     ):
         self.model, self.optimiser, self.schedule = model, optimiser, schedule
         self.train, self.test, self.plan, self.runtime = train, test, plan, runtime
-        self.journal, self.observe = journal, observe
-        self.memory = [] if memory is None else memory  # what an observation needs of the one before
+        self.journal, self.observer = journal, observer or Observer()
         self.group = group or Group(device=runtime.device)
         self.signals = signals or Signals()
         self.step = 0
@@ -111,7 +119,7 @@ class Training:
             "epoch": self.whole_epoch.values,
             "best": self.best,
             "world": self.group.world,
-            **({"observed": list(self.memory)} if self.memory else {}),
+            **({"observed": list(self.observer.memory)} if self.observer.memory else {}),
         }
 
     def load(self, state: dict[str, Any] | None) -> None:
@@ -127,7 +135,7 @@ class Training:
             position += torch.tensor([state["step"], state["epochs_done"]], device=position.device)
             self.interval, self.whole_epoch = Sums(state["interval"]), Sums(state["epoch"])
             self.best = dict(state["best"])
-            self.memory[:] = state.get("observed", [])
+            self.observer.memory[:] = state.get("observed", [])
         self.group.broadcast([*self.model.state_dict().values(), *momentum, position])
         self.step, self.epochs_done = position.tolist()
 
@@ -199,7 +207,7 @@ class Training:
             line["test"] = yield from self._evaluate(self.test)
             if not self.best or line["test"]["error"] < self.best["error"]:
                 self.best = {"error": line["test"]["error"], "epoch": epoch}
-        observed = self.observe() if self.group.rank == 0 else Observation()
+        observed = self.observer.look() if self.group.rank == 0 else Observation()
         line |= {"scalars": observed.scalars, "profiles": observed.profiles}
         self.journal.epoch(line)
         self.epochs_done, self.whole_epoch = epoch, Sums()

@@ -8,7 +8,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from timestepper import terminal
-from timestepper.terminal import tell
 
 
 class Display:
@@ -50,10 +49,10 @@ class Display:
             f"{name} {value:.2%}" if name.endswith("error") else f"{name} {value:.4f}"
             for name, value in figures.items()
         )
-        speed = f"{self._speed.end_epoch():,.0f} images/s"
-        self.say("  ".join(part for part in (f"epoch {epoch}/{epochs}", text, self._extra, speed) if part))
+        speed, self._speed = f"{self._speed.value:,.0f} images/s", _Speed()
+        self.tell("  ".join(part for part in (f"epoch {epoch}/{epochs}", text, self._extra, speed) if part))
 
-    def say(self, line: str) -> None:
+    def tell(self, line: str) -> None:
         """One line, above the live one where there is one."""
         if not self._quiet:
             self._console.print(line, markup=False, soft_wrap=True)
@@ -61,7 +60,7 @@ class Display:
     def warn(self, line: str) -> None:
         """One line that must not be missed, on stderr."""
         if not self._quiet:
-            tell(f"warning: {line}", error=True)
+            terminal.warn(line)
 
     def stop(self) -> None:
         """Leave the terminal as it was."""
@@ -89,49 +88,12 @@ class _Live(Progress):
 
 
 class _Speed:
-    """Images per second: ``value`` over the last second or so, :meth:`end_epoch` over an epoch."""
+    """Images per second since an epoch began; the first one has to load, compile and warm up too."""
 
     def __init__(self) -> None:
-        self.value = 0.0
-        self._images = 0.0
+        self.value = self._images = 0.0
         self._since = time.monotonic()
-        self._epoch = _Stretch()
 
     def add(self, images: float) -> None:
-        now = time.monotonic()
-        self._epoch.add(images, now)
         self._images += images
-        passed = now - self._since
-        if passed > 1.0 or not self.value:
-            self.value = self._images / max(passed, 1e-9)
-        if passed > 1.0:
-            self._images, self._since = 0.0, now
-
-    def end_epoch(self) -> float:
-        """Of the epoch that ends; the live value where it had no more than the very first step."""
-        ended, self._epoch = self._epoch, _Stretch(time.monotonic())
-        return ended.speed() or self.value
-
-
-class _Stretch:
-    """The steps of an epoch, timed up to the last one: the evaluation that follows is no part of it.
-
-    Where the beginning is not known, it is the end of the first step. That one compiles and warms up, and in a sweep
-    it may have waited for its turn.
-    """
-
-    def __init__(self, since: float | None = None) -> None:
-        self._since, self._last, self._images = since, since, 0.0
-
-    def add(self, images: float, now: float) -> None:
-        if self._since is None:
-            self._since = now
-        else:
-            self._images += images
-        self._last = now
-
-    def speed(self) -> float:
-        """Images per second, 0 where nothing was timed."""
-        if self._since is None or self._last is None:
-            return 0.0
-        return self._images / max(self._last - self._since, 1e-9)
+        self.value = self._images / max(time.monotonic() - self._since, 1e-9)

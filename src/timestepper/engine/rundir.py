@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import socket
 import time
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from timestepper.validate import Source
 
 LOCK, STATUS, RECIPE, METRICS, TIMING = "run.lock", "status.json", "recipe.toml", "metrics.jsonl", "timing.jsonl"
 CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"
+_BELOW = re.compile(r"\w+\.\w+=|seed\d+$")  # folders of runs of the same recipe with other settings
 _OWN = {LOCK, STATUS, RECIPE, METRICS, TIMING, CHECKPOINTS, TENSORBOARD}
 
 
@@ -64,7 +66,7 @@ class RunDirectory:
 
     def _prepare(self) -> None:
         names = (item.name for item in self.path.iterdir())
-        strangers = sorted(name for name in names if name.removesuffix(".tmp") not in _OWN)
+        strangers = sorted(name for name in names if name.removesuffix(".tmp") not in _OWN and not _BELOW.match(name))
         if strangers and not any((self.path / name).exists() for name in (STATUS, RECIPE)):
             raise RunDirectoryError(
                 f"{self.path} holds {', '.join(strangers[:3])}{' ...' if len(strangers) > 3 else ''} and no run; "

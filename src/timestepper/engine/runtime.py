@@ -19,7 +19,7 @@ _NETWORKS = 128
 
 @dataclass(frozen=True)
 class Runtime:
-    """How to run a model. ``say`` receives one line for each thing that was asked for and is not possible."""
+    """How to run a model. ``tell`` receives one line for each thing that was asked for and is not possible."""
 
     device: torch.device
     precision: str = "float32"
@@ -28,14 +28,19 @@ class Runtime:
     channels_last: bool = False
     deterministic: bool = False
     fast_convolutions: bool = False
-    say: Callable[[str], None] = tell
+    tell: Callable[[str], None] = tell
     _told: set[str] = field(default_factory=set, repr=False, compare=False)
 
-    def tell(self, line: str) -> None:
+    def tell_once(self, line: str) -> None:
         """Say a line once: update and evaluation fall back for the same reason."""
         if line not in self._told:
             self._told.add(line)
-            self.say(line)
+            self.tell(line)
+
+    @property
+    def kept(self) -> tuple[str, bool]:
+        """What torch keeps for the whole process, and runs of one process may differ in."""
+        return self.precision, self.deterministic
 
     def configure(self) -> None:
         """Set what torch keeps per process: TF32, benchmarking and determinism."""
@@ -82,7 +87,7 @@ class Runtime:
         if not reason and not convolution.speed_up(model):
             reason = f"no layer has 3x3 filters, stride 1 and at most {convolution.WIDEST} channels, a multiple of 16"
         if reason:
-            self.tell(f"no fast convolutions: {reason}; PyTorch's convolutions are used")
+            self.tell_once(f"no fast convolutions: {reason}; PyTorch's convolutions are used")
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """The precision of a forward pass."""
@@ -101,7 +106,7 @@ class Runtime:
         try:
             return model(images)
         except TorchDynamoException as error:
-            self.tell(f"not compiled: {type(error).__name__}: {first_line(error)}; going on without torch.compile")
+            self.tell_once(f"not compiled: {type(error).__name__}: {first_line(error)}; going on without torch.compile")
             inner._compiled_call_impl = None
             return model(images)
 
@@ -111,9 +116,9 @@ class Runtime:
             return function
         reason = "there is no CUDA device" if self.device.type != "cuda" else "several processes" if distributed else ""
         if reason:
-            self.tell(f"no CUDA graph: {reason}; running step by step")
+            self.tell_once(f"no CUDA graph: {reason}; running step by step")
             return function
-        return Graphed(function, self.tell)
+        return Graphed(function, self.tell_once)
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:

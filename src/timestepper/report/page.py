@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent
 class Computed:
     """What needs no run and is computed where the page is asked for, because this package never imports torch.
 
-    ``counted`` and ``shapes`` are those of ``experiment.counts``; ``solutions`` maps large, small and rkf to the
+    ``counted`` and ``shapes`` are those of ``timestepper.counts``; ``solutions`` maps large, small and rkf to the
     solutions of Figure 1 with label, times, values, steps and error, and exact to its times and values.
     """
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from timestepper.data import ArrayImages
 from timestepper.engine.distributed import Group, wrap
-from timestepper.experiment import build
-from timestepper.experiment.load import load
+from timestepper.recipe.load import load
+from timestepper.runs import build
 
 BATCH, STEPS = 32, 4
 

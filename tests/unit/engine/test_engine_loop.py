@@ -13,7 +13,7 @@ from torch import nn
 
 from timestepper.engine.distributed import Group
 from timestepper.engine.journal import Journal
-from timestepper.engine.loop import Interrupted, Observation
+from timestepper.engine.loop import Interrupted, Observation, Observer
 from timestepper.engine.metrics import Sums
 from timestepper.engine.signals import Signals
 from timestepper.errors import CheckpointError, DiskFullError, DivergedError
@@ -270,11 +270,13 @@ def test_the_clock_asks_once_for_each_time_that_has_passed(tmp_path, monkeypatch
     assert saved == [("00000000.pt", 1), ("00000000.pt", 2), ("00000003.pt", 3), ("00000003.pt", 4)]
 
 
-def test_what_the_caller_observes_is_logged(tmp_path):
-    def observe():
+class Half(Observer):
+    def look(self):
         return Observation({"step_size/a": 0.5}, {"step_sizes/a": [0.4, 0.6]}, {"dt a": 0.5})
 
-    run = training(tmp_path / "run", observe=observe)
+
+def test_what_the_caller_observes_is_logged(tmp_path):
+    run = training(tmp_path / "run", observer=Half())
     run.run()
     close(run)
     last = lines(tmp_path / "run")[-1]
@@ -383,10 +385,7 @@ def test_times_are_kept_apart_and_cover_every_image(tmp_path, every):
 def test_tensorboard_has_every_step_once_after_a_resume(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    def observe():
-        return Observation({"step_size/a": 0.5}, {"step_sizes/a": [0.4, 0.6]})
-
-    options = {"tensorboard": True, "checkpoint_steps": 2, "observe": observe}
+    options = {"tensorboard": True, "checkpoint_steps": 2, "observer": Half()}
     first = training(tmp_path / "run", **options)
     for done in first.steps():
         if done == 7:

@@ -48,7 +48,7 @@ def training(folder=None, *, model=None, group=None, signals=None, device="cpu",
     """A run in a folder (or without one), where it stands; ``options`` go into the plan and the runtime."""
     group = group or Group()
     runtime_options = {name: options.pop(name) for name in _RUNTIME if name in options}
-    observe = options.pop("observe", None)
+    observer = options.pop("observer", None)
     batches, kind = options.pop("batches", TinyBatches), options.pop("kind", "sgd")
     schedule = Schedule(lr, epochs, STEPS)
     model = (model or network()).to(device)
@@ -77,7 +77,7 @@ def training(folder=None, *, model=None, group=None, signals=None, device="cpu",
         journal=journal,
         group=group,
         signals=signals,
-        **({"observe": observe} if observe else {}),
+        observer=observer,
     )
     run.load(state)
     return run

@@ -3,13 +3,14 @@
 import pytest
 
 from timestepper.cli.gather import compute
-from timestepper.experiment.load import load
-from timestepper.experiment.measure import complete
-from timestepper.experiment.start import start
+from timestepper.recipe.load import load
 from timestepper.records import load_records
 from timestepper.report.claims import load_claims
 from timestepper.report.page import write_page
 from timestepper.report.results import Pending
+from timestepper.runs.measure import complete
+from timestepper.runs.run import Run
+from timestepper.runs.start import train
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +20,7 @@ def results(tmp_path_factory):
         for seed in (0, 1):
             changes = [f"controller.kind={kind}", f"run.seed={seed}", "run.epochs=2", "run.tensorboard=false"]
             run = folder / "runs" / f"{kind}{seed}"
-            assert start(load("smoke/digits", changes), name="smoke/digits", run_dir=run) == 0
+            assert train(Run(load("smoke/digits", changes), "smoke/digits", run)) == 0
             complete(run, folder / "results", ["noise", "stability"] if seed == 0 else [])
     return folder / "results"
 

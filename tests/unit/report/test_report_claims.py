@@ -5,12 +5,12 @@ import pytest
 
 from timestepper.adapters import LIBRARIES
 from timestepper.cli.gather import compute
-from timestepper.experiment.load import as_dict, load, sections
-from timestepper.experiment.measure import NOISE_LEVELS
-from timestepper.experiment.schema import Recipe
+from timestepper.recipe.load import as_dict, load, sections
+from timestepper.recipe.schema import Recipe
 from timestepper.records.subject import subject_of
 from timestepper.report import claims, names
 from timestepper.report.claims import FOLDER, PaperOptimiser, PaperRates, Place, Side, load_claims, read_claim
+from timestepper.runs.measure import NOISE_LEVELS
 
 GOOD = """
 name = "good"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from timestepper.cli.gather import solutions
-from timestepper.experiment.load import as_dict, load
+from timestepper.recipe.load import as_dict, load
 from timestepper.records.record import Outcome
 from timestepper.report import figures, results, svg
 from timestepper.report.groups import differences, group, how, same_start_of

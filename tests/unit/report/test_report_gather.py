@@ -1,16 +1,17 @@
 """How runs that are still to come are called, and which folders are refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from timestepper.cli.gather import check_given, check_results, describe, pending, show
 from timestepper.errors import RunDirectoryError
-from timestepper.experiment.load import load
-from timestepper.experiment.reproduce import DONE, FINISHED, MISSING, UNMEASURED, Step
-from timestepper.experiment.sets import open_sets
+from timestepper.recipe.load import load
 from timestepper.report.claims import load_claims
 from timestepper.report.tables import table
+from timestepper.sweeps.plan import open_sets
+from timestepper.sweeps.reproduce import DONE, MISSING, UNMEASURED, UNRECORDED
 
 SHORT = ["run.epochs=120", "data.batch_size=128"]
 
@@ -49,17 +50,18 @@ def test_runs_of_one_name_differ_in_their_seed_alone(short):
     assert {name: len(recipes) for name, recipes in found.items() if len(recipes) > 1} == {}
 
 
-def test_what_is_to_run_is_listed_apart_by_its_conditions(tmp_path):
-    steps = [Step(item, MISSING, tmp_path, 0.5) for item in open_sets("baseline")]
-    labels = [item.label for item in pending(steps, load_claims()[0])]
+def test_what_is_to_run_is_listed_apart_by_its_conditions():
+    labels = [item.label for item in pending(open_sets("baseline"), load_claims()[0])]
     assert len(labels) == len(set(labels)) == 5
 
 
-def test_what_is_finished_and_not_recorded_is_listed_and_says_so(tmp_path):
-    first, second, third = (item for item in open_sets("half_start") if item.recipe.run.seed < 3)
-    steps = [Step(first, DONE, tmp_path, 0.0), Step(second, FINISHED, tmp_path, 0.0), Step(third, MISSING, tmp_path, 2)]
-    recorded = Step(first, UNMEASURED, tmp_path, 0.0, "noise")
-    finished, missing = pending([*steps, recorded], load_claims()[0])
+def test_what_is_finished_and_not_recorded_is_listed_and_says_so():
+    runs = [run for run in open_sets("half_start") if run.recipe.run.seed < 3]
+    runs.append(replace(runs[0]))
+    states = ((DONE, 0), (UNRECORDED, 0), (MISSING, 2), (UNMEASURED, 0))
+    for run, (state, hours) in zip(runs, states, strict=True):
+        run.state, run.hours = state, hours
+    finished, missing = pending(runs, load_claims()[0])
     assert finished.label == f"{missing.label}: finished, to be recorded"
     assert (finished.seeds, finished.hours, missing.seeds, missing.hours) == (1, 0, 1, 2)
 

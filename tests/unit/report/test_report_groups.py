@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from timestepper.experiment.load import as_dict, load, sections
-from timestepper.experiment.schema import Recipe
+from timestepper.recipe.load import as_dict, load, sections
+from timestepper.recipe.schema import Recipe
 from timestepper.records import subject as subjects
 from timestepper.records.subject import subject_of
 from timestepper.report import groups

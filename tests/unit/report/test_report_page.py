@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from timestepper.errors import RunDirectoryError
-from timestepper.experiment.load import as_dict, load
+from timestepper.recipe.load import as_dict, load
 from timestepper.report import page, verdicts
 from timestepper.report.claims import Claim, Statement, load_claims
 from timestepper.report.groups import group

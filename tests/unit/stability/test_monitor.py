@@ -9,11 +9,13 @@ import timestepper
 from timestepper.engine.rundir import RunDirectory
 from timestepper.engine.signals import Signals
 from timestepper.errors import RecipeError
-from timestepper.experiment import build
-from timestepper.experiment.finish import epochs_of
-from timestepper.experiment.load import load
-from timestepper.experiment.run import Request, Session, train
 from timestepper.models import CifarResNet
+from timestepper.recipe.load import load
+from timestepper.runs.finish import epochs_of
+from timestepper.runs.observe import NetworkObserver
+from timestepper.runs.run import Run
+from timestepper.runs.start import train
+from timestepper.runs.train import Process
 from timestepper.stability import Monitor, open_chain, proposition_1
 
 
@@ -74,15 +76,13 @@ def hooks_of(net):
     ("model", "reason"), [("timm/seresnet18", r"layer1\.0\.se"), ("cifar/densenet22", "layers between")]
 )
 def test_a_network_without_a_bound_is_refused_before_training(model, reason):
-    recipe = load("smoke/digits", ["run.monitor=true", f"model.name={model}"])
     net = timestepper.adapters.create_model(model, in_chans=1)
     with pytest.raises(RecipeError, match=rf"^run\.monitor: .*{reason}.*; set run\.monitor=false$"):
-        build.observe(recipe, net, (1, 8, 8))
+        NetworkObserver(net, (1, 8, 8), monitor=True)
 
 
 def run(recipe, path):
-    with contextlib.closing(RunDirectory(path)) as folder:
-        train(Request(recipe, "smoke", folder, Signals()))
+    assert train(Run(recipe, "smoke", path)) == 0
 
 
 def test_a_refused_monitor_leaves_no_run_behind(tmp_path):
@@ -111,22 +111,16 @@ def test_every_epoch_of_a_run_is_looked_at(tmp_path):
         assert sum(parts) == pytest.approx(epoch["scalars"]["log_bound"])
 
 
-class Stop(Exception):
-    pass
-
-
 def test_a_run_that_goes_on_logs_what_it_would_have_logged(tmp_path):
     """The warm start is part of the checkpoint: metrics.jsonl has the same bytes."""
     changes = ["run.monitor=true", "run.epochs=3", "run.checkpoint_epochs=1", "runtime.device=cpu"]
     recipe = load("smoke/digits-lstm", changes)
     run(recipe, tmp_path / "whole")
     with contextlib.closing(RunDirectory(tmp_path / "parts")) as folder:
-        session = Session(Request(recipe, "smoke", folder, Signals()))
-        with contextlib.suppress(Stop), session.told():
-            session.join()
-            for _ in session.training().steps():
-                if session.step == 30:  # in the second epoch: it goes on from the end of the first
-                    raise Stop
+        process = Process(Run(recipe, "smoke", folder.path), folder, Signals())
+        for _ in process.steps():
+            if process.step == 30:  # in the second epoch: it goes on from the end of the first
+                break
     assert len(epochs_of(tmp_path / "parts")) == 1
     run(recipe, tmp_path / "parts")
     whole, parts = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "parts"))

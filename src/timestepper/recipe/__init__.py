@@ -1,0 +1,1 @@
+"""Recipes: what to train and how, and sets of such runs. Without torch."""

@@ -1,0 +1,209 @@
+"""Recipes: TOML files and ``key=value`` overrides in, a checked :class:`Recipe` out, and back."""
+
+import json
+import os
+import tomllib
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any
+
+from timestepper import validate
+from timestepper.errors import RecipeError
+from timestepper.recipe.controller import check_controller
+from timestepper.recipe.schema import Recipe
+from timestepper.validate import Source, allowed, shown
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+FOLDERS = (_PACKAGE.parents[1] / "recipes", _PACKAGE / "recipes")
+
+
+def load(reference: str, overrides: Iterable[str] = ()) -> Recipe:
+    """The recipe of a file, or a shipped one by a name such as ``smoke/digits``, with overrides applied."""
+    return load_file(find(reference), overrides)
+
+
+def load_file(path: Path, overrides: Iterable[str] = ()) -> Recipe:
+    """The recipe of a file."""
+    tables = validate.read(path, Source(path, RecipeError))
+    if "set" in tables:
+        raise _no_recipe(path)
+    return _recipe(tables, path, overrides)
+
+
+def loads(text: str, source: str, overrides: Iterable[str] = ()) -> Recipe:
+    """The recipe of a TOML text; ``source`` names it in errors."""
+    return _recipe(validate.parse(text, ".toml", Source(source, RecipeError)), source, overrides)
+
+
+def _recipe(tables: dict[str, Any], name: object, overrides: Iterable[str]) -> Recipe:
+    origins: dict[str, str] = {}
+    source = Source(name, RecipeError, origins=origins)
+    for override in overrides:
+        key, value = _parse_override(override)
+        section, _, setting = key.partition(".")
+        if not isinstance(tables.setdefault(section, {}), dict):
+            raise source.fault(section, f"must be a table, not {shown(tables[section])}")
+        tables[section][setting] = value
+        origins[key] = f"override {shown(override)}"
+    recipe = validate.build(Recipe, tables, source)
+    _check_together(recipe, f"{name} with {', '.join(origins.values())}" if origins else str(name))
+    return recipe
+
+
+def find(reference: str) -> Path:
+    """The file that a reference means: a path, or the name of a shipped recipe."""
+    if os.path.isfile(reference):  # of os, because that of a path raises at names that are too long
+        return Path(reference)
+    for folder in FOLDERS:
+        path = folder / f"{reference.removesuffix('.toml')}.toml"
+        if os.path.isfile(path):
+            return path
+    for folder in FOLDERS:
+        for path in folder.rglob("*.toml"):
+            if path.stem == reference and is_set(path):
+                raise _no_recipe(path)
+    raise RecipeError(f"no recipe {shown(reference)}: no such file, and the shipped ones are {', '.join(shipped())}")
+
+
+def _no_recipe(path: Path) -> RecipeError:
+    return RecipeError(
+        f"{path} is a set of runs and no recipe; timestepper sweep or reproduce {path.stem} trains all of it"
+    )
+
+
+def short_name(reference: str) -> str:
+    """What a run of this recipe is called: the name of a shipped recipe, or the file's own."""
+    path = find(reference).resolve()
+    for folder in FOLDERS:
+        if path.is_relative_to(folder):
+            return str(path.relative_to(folder).with_suffix(""))
+    return path.stem
+
+
+def shipped() -> list[str]:
+    """Names of the recipes that come with the project."""
+    files = [(folder, path) for folder in FOLDERS for path in folder.rglob("*.toml") if not is_set(path)]
+    return sorted(str(path.relative_to(folder).with_suffix("")) for folder, path in files)
+
+
+def is_set(path: Path) -> bool:
+    """Whether a file lists runs of recipes (``set = "fig4"``) and is no recipe itself."""
+    return "set" in validate.read(path, Source(path, RecipeError))
+
+
+def dump(recipe: Recipe) -> str:
+    """The recipe as TOML, every field written out; absent ones are left out."""
+    lines: list[str] = []
+    for section, settings in sections(recipe):
+        lines += [f"[{section}]", *(f"{f.name} = {_toml(v)}" for f, v in settings if v is not None), ""]
+    return "\n".join(lines)
+
+
+def as_dict(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """The recipe as nested dictionaries."""
+    return {section: {f.name: value for f, value in settings} for section, settings in sections(recipe)}
+
+
+def sections(recipe: Recipe) -> Iterator[tuple[str, list[tuple[Field, Any]]]]:
+    """Name, fields and values of every section."""
+    for section in fields(recipe):
+        settings = getattr(recipe, section.name)
+        yield section.name, [(f, getattr(settings, f.name)) for f in fields(settings)]
+
+
+def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
+    """What changes between two recipes, without the fields that are free to change: (key, old, new)."""
+    return [
+        (f"{section}.{f.name}", before, after)
+        for (section, earlier), (_, later) in zip(sections(old), sections(new), strict=True)
+        for (f, before), (_, after) in zip(earlier, later, strict=True)
+        if before != after and not f.metadata["free"]
+    ]
+
+
+def identity(recipe: Mapping[str, Mapping[str, Any]]) -> str:
+    """All that decides what a recipe learns and is not at its default, as JSON.
+
+    A version with one more setting so finds the records, and the half-finished runs, of those before it. A run of an
+    older default, which has the same folder, is told by the recipe in it.
+    """
+    settled: dict[str, dict[str, Any]] = {}
+    for section, settings in sections(Recipe()):
+        given = recipe.get(section, {})
+        settled[section] = {
+            f.name: given[f.name]
+            for f, default in settings
+            if not f.metadata["free"] and json.dumps(given.get(f.name, default)) != json.dumps(default)
+        }
+    return json.dumps(settled, sort_keys=True)
+
+
+def describe_fields() -> Iterator[str]:
+    """One line per field: key, default, limits, meaning."""
+    for section, settings in sections(Recipe()):
+        for f, default in settings:
+            value = "absent" if default is None else _toml(default)
+            yield f"{section}.{f.name} = {value}  {f.metadata['text']}{allowed(f.metadata)}"
+
+
+# -- checks --------------------------------------------------------------------------------------------------------
+
+
+def _check_together(recipe: Recipe, source: str) -> None:
+    """What single fields cannot show."""
+    check_controller(recipe.controller, source)
+    if recipe.schedule.warmup_epochs > recipe.run.epochs:
+        raise RecipeError(
+            f"{source}: schedule.warmup_epochs {recipe.schedule.warmup_epochs:g} is more than run.epochs "
+            f"{recipe.run.epochs}"
+        )
+    folder = recipe.data.name in ("folder", "imagenet")
+    if recipe.data.augment == "resized_crop" and not folder:
+        raise RecipeError(f"{source}: data.augment resized_crop is for image folders, not {recipe.data.name}")
+    if recipe.data.augment in ("shift", "crop_flip") and folder:
+        raise RecipeError(
+            f"{source}: data.augment {recipe.data.augment} is for images in memory, not {recipe.data.name} (allowed: "
+            "one of none, resized_crop)"
+        )
+    if folder and recipe.data.resize is not None and recipe.data.resize < recipe.data.size:
+        raise RecipeError(
+            f"{source}: data.resize cannot be {recipe.data.resize} (allowed: at least data.size, {recipe.data.size})"
+        )
+
+
+def _parse_override(override: str) -> tuple[str, Any]:
+    key, equals, text = override.partition("=")
+    if not equals or "." not in key:
+        names = [f"{section}.{f.name}" for section, settings in sections(Recipe()) for f, _ in settings]
+        near = [name for name in names if name.endswith(f".{key}")]
+        hint = f"; did you mean {near[0]}={text}?" if near else ", for example run.seed=1"
+        raise RecipeError(f"override {shown(override)} is not of the form section.key=value{hint}")
+    key = key.strip()
+    wanted = _type_of(key)
+    if text.lower() == "none" and wanted is not str:
+        return key, None
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return key, text
+    is_text = wanted in (str, str | None)
+    return key, text if is_text and not isinstance(value, str) else value  # a folder may be called 2024
+
+
+def _type_of(key: str) -> Any:
+    """The type of a field, None where there is no such field."""
+    section, _, name = key.partition(".")
+    kinds = {field.name: field.type for field in fields(Recipe)}
+    return typing.get_type_hints(kinds[section]).get(name) if section in kinds else None
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML escapes what JSON does, and this
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return repr(value)

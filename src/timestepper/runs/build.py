@@ -1,0 +1,224 @@
+"""A recipe made real: data, network, optimiser, schedule. The one place where method and engine meet."""
+
+import ast
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from timestepper import data, names
+from timestepper.adapters import create_model, find_stages
+from timestepper.api import attach
+from timestepper.controllers import parse
+from timestepper.engine import optimiser as optimisers
+from timestepper.engine.distributed import Group
+from timestepper.engine.loop import Plan
+from timestepper.engine.runtime import Runtime
+from timestepper.engine.schedule import Schedule
+from timestepper.errors import RecipeError, UnknownNameError, first_line
+from timestepper.recipe.schema import ModelSettings, Recipe
+
+
+def dataset(recipe: Recipe) -> data.Dataset:
+    """The data set, verified."""
+    wanted = recipe.data
+    return data.open_dataset(wanted.name, wanted.root, download=wanted.download, size=wanted.size, resize=wanted.resize)
+
+
+def train_loader(recipe: Recipe, images: Any, runtime: Runtime, group: Group) -> data.Loader:
+    """Shuffled, augmented batches."""
+    wanted = recipe.data
+    if wanted.batch_size > len(images):
+        raise RecipeError(
+            f"data.batch_size cannot be {wanted.batch_size} (allowed: at most {len(images)}, the training images of "
+            f"{wanted.name})"
+        )
+    if wanted.batch_size % group.world:
+        raise RecipeError(
+            f"data.batch_size {wanted.batch_size} cannot be shared equally by {group.world} processes; choose a "
+            f"multiple of {group.world} or another number of processes"
+        )
+    return _loader(recipe, images, runtime, group, batch_size=wanted.batch_size, augment=wanted.augment, training=True)
+
+
+def test_loader(recipe: Recipe, images: Any, runtime: Runtime, group: Group) -> data.Loader:
+    """Every image once, in order, in batches of one size that all processes can share."""
+    each = math.ceil(recipe.data.test_batch_size / group.world)
+    return _loader(recipe, images, runtime, group, batch_size=each * group.world, training=False)
+
+
+def _loader(recipe: Recipe, images: Any, runtime: Runtime, group: Group, **options: Any) -> data.Loader:
+    return data.loader(
+        images,
+        seed=recipe.run.seed,
+        rank=group.rank,
+        world=group.world,
+        device=runtime.device,
+        workers=recipe.data.workers,
+        memory_format=torch.channels_last if runtime.channels_last else torch.contiguous_format,
+        **options,
+    )
+
+
+def network(recipe: Recipe, images: Any, sync_bn: bool = False) -> nn.Module:
+    """The network with its controllers, freshly initialised from the recipe's seed, on the CPU."""
+    torch.manual_seed(recipe.run.seed)
+    try:
+        model = create_model(
+            recipe.model.name,
+            num_classes=images.classes,
+            in_chans=images.input_shape[0],
+            original_stride=recipe.model.original_stride,
+            **_options(recipe.model),
+        )
+    except UnknownNameError as error:
+        raise RecipeError(f"model.name cannot be {recipe.model.name!r}: {error}") from error
+    except (TypeError, ValueError, AssertionError) as error:
+        if not (recipe.model.options or recipe.model.start):
+            raise
+        raise RecipeError(
+            f"{recipe.model.name} does not take model.start or model.options as they are: {first_line(error)}"
+        ) from error
+    if recipe.model.last_norm_init is not None:
+        _fill_last_norms(model, recipe.model.last_norm_init)
+        if recipe.model.last_norm_init == 0 and recipe.model.name.startswith("cifar/resnet"):
+            warnings.warn(
+                "model.last_norm_init=0: the channels that a zero-padded shortcut adds start at 0 behind a ReLU and "
+                "never learn; start at 0.01 or more",
+                stacklevel=2,
+            )
+    if sync_bn:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    if recipe.controller.kind == "none":
+        return model
+    return attach(
+        model,
+        controller_name(recipe),
+        start=start if (start := recipe.controller.start) in names.STARTS else float(start),
+        reduction=recipe.controller.reduction,
+        descriptor=recipe.controller.descriptor,
+        descriptor_gradient=recipe.controller.descriptor_gradient,
+    )
+
+
+def _options(model: ModelSettings) -> dict[str, Any]:
+    """``img_size=32 init_values=1e-4 class_token=False``: numbers, truth values and tuples as Python writes them."""
+    found: dict[str, Any] = {} if model.start is None else {"start": model.start}
+    for part in model.options.split():
+        name, equals, value = part.partition("=")
+        if not equals or not name.isidentifier():
+            raise RecipeError(f"model.options: {part!r} is not of the form name=value, for example img_size=32")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+    return found
+
+
+def _fill_last_norms(model: nn.Module, value: float) -> None:
+    for stage in find_stages(model):
+        for path in (path for site in stage.sites for path in site.last):
+            layer = model.get_submodule(path)
+            if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                raise RecipeError(
+                    f"model.last_norm_init: branches end in {path}, a {type(layer).__name__}, no batch norm; "
+                    "leave it out"
+                )
+            nn.init.constant_(layer.weight, value)
+
+
+def controller_name(recipe: Recipe) -> str:
+    """The controller as ``attach`` takes it, ``none`` for a plain network."""
+    kind, value = recipe.controller.kind, recipe.controller.value
+    return kind if kind == "none" else str(parse(kind if value is None else f"{kind}({value!r})"))
+
+
+def identity(recipe: Recipe, images: Any) -> dict[str, Any]:
+    """What a checkpoint must agree in before any of it is loaded."""
+    found: dict[str, Any] = {"model": recipe.model.name, "classes": images.classes, "channels": images.input_shape[0]}
+    if recipe.model.original_stride:
+        found["original_stride"] = True
+    if recipe.model.options:
+        found["options"] = recipe.model.options
+    found["controller"] = controller_name(recipe)
+    if recipe.controller.start != "paper":
+        found["start"] = recipe.controller.start
+    if recipe.controller.reduction is not None:
+        found["reduction"] = recipe.controller.reduction
+    return found
+
+
+def optimiser(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
+    """Groups of what is decayed alike: the network, with AdamW its biases and norms, and the controllers."""
+    wanted, decay = recipe.optimiser, recipe.controller.weight_decay
+    if decay is None and recipe.controller.kind != "none" and not parse(controller_name(recipe)).controller.decays:
+        decay = 0.0
+    members: dict[str, list[nn.Parameter]] = {"network": [], "vectors": [], "controllers": []}
+    for name, parameter in model.named_parameters():
+        vector = wanted.kind == "adamw" and parameter.dim() < 2
+        members["controllers" if name.startswith("controllers.") else "vectors" if vector else "network"] += [parameter]
+    decays = {"network": None, "vectors": 0.0, "controllers": decay}
+    return optimisers.build(
+        {name: optimisers.Group(members[name], decays[name]) for name in members},
+        kind=wanted.kind,
+        lr=wanted.lr,
+        momentum=wanted.momentum,
+        nesterov=wanted.nesterov,
+        beta2=wanted.beta2,
+        weight_decay=wanted.weight_decay,
+    )
+
+
+def schedule(recipe: Recipe, steps_per_epoch: int) -> Schedule:
+    """The learning rate of every step."""
+    wanted = recipe.schedule
+    return Schedule(
+        lr=recipe.optimiser.lr,
+        epochs=recipe.run.epochs,
+        steps_per_epoch=steps_per_epoch,
+        law=wanted.law,
+        milestones=wanted.milestones,
+        every=wanted.every,
+        factor=wanted.factor,
+        warmup_epochs=wanted.warmup_epochs,
+    )
+
+
+def check_sync_bn(recipe: Recipe, device: torch.device) -> None:
+    """Training alone needs the statistics of all processes: what GPUs have trained is evaluated anywhere."""
+    if recipe.runtime.sync_bn and device.type != "cuda":
+        raise RecipeError("runtime.sync_bn needs GPUs, and this run is on the CPU; set runtime.sync_bn=false")
+
+
+def plan(recipe: Recipe) -> Plan:
+    """What to minimise; when to log, evaluate and save."""
+    run = recipe.run
+    return Plan(
+        seed=run.seed,
+        log_steps=run.log_steps,
+        evaluate_epochs=run.evaluate_epochs,
+        checkpoint_steps=run.checkpoint_steps,
+        checkpoint_epochs=run.checkpoint_epochs,
+        checkpoint_seconds=run.checkpoint_seconds,
+        label_smoothing=recipe.optimiser.label_smoothing,
+    )
+
+
+def runtime(recipe: Recipe, device: torch.device, tell: Callable[[str], None]) -> Runtime:
+    """How to compute, with torch set up for it."""
+    wanted = recipe.runtime
+    built = Runtime(
+        device=device,
+        precision=wanted.precision,
+        compile=wanted.compile,
+        cuda_graph=wanted.cuda_graph,
+        channels_last=wanted.channels_last,
+        deterministic=wanted.deterministic,
+        fast_convolutions=wanted.fast_convolutions,
+        tell=tell,
+    )
+    built.configure()
+    return built

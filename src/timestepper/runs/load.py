@@ -1,0 +1,57 @@
+"""The network of a run, from its newest sound checkpoint."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from torch import nn
+
+from timestepper.engine.checkpoint import Checkpoints, check, check_fit
+from timestepper.engine.rundir import CHECKPOINTS, RECIPE, check_run
+from timestepper.errors import CheckpointError
+from timestepper.recipe.load import load_file
+from timestepper.recipe.schema import Recipe
+from timestepper.runs import build
+from timestepper.terminal import warn
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network with the weights of a run's newest sound checkpoint."""
+
+    recipe: Recipe
+    model: nn.Module
+    state: dict[str, Any]
+    data: Any
+    path: Path
+
+
+def restore(
+    run: Path, recipe: Recipe | None = None, data: Any = None, tell: Callable[[str], None] = warn, blind: bool = False
+) -> Trained:
+    """The network of a run directory, on the CPU. A ``blind`` one needs no images: they may be on another machine."""
+    if recipe is None:
+        check_run(run)
+        recipe = load_file(run / RECIPE)
+    if data is None and not blind:
+        data = build.dataset(recipe)
+    found = Checkpoints(run / CHECKPOINTS).latest(tell)
+    if found is None:
+        raise CheckpointError(f"{run} has no checkpoint; train it first")
+    path, state = found
+    images = _shape(path, state) if data is None else data.train
+    check(path, state, build.identity(recipe, images))
+    model = build.network(recipe, images)
+    check_fit(path, state, model, None)
+    model.load_state_dict(state["model"])
+    return Trained(recipe, model, state, data, path)
+
+
+def _shape(path: Path, state: dict[str, Any]) -> SimpleNamespace:
+    """What a network must know of its images, from the checkpoint."""
+    identity = state["identity"]
+    if not {"classes", "channels"} <= identity.keys():
+        raise CheckpointError(f"{path} does not say how many classes and channels its images have; train the run again")
+    return SimpleNamespace(classes=identity["classes"], input_shape=(identity["channels"],))

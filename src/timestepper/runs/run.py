@@ -1,0 +1,82 @@
+"""One run: what to train, the folder that it lives in, and where it stands. Without torch."""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from timestepper import records
+from timestepper.engine.rundir import RECIPE, read_status
+from timestepper.errors import TimestepperError
+from timestepper.files import digest
+from timestepper.recipe.load import as_dict, differences, identity, load, load_file, short_name
+from timestepper.recipe.schema import Recipe
+
+WAITING, RUNNING, FINISHED, INTERRUPTED, FAILED = "waiting", "running", "finished", "interrupted", "failed"
+
+
+@dataclass(eq=False)
+class Run:
+    """One run. Whoever plans, trains or measures it keeps ``state`` and ``message`` up to date."""
+
+    recipe: Recipe
+    name: str  # of the recipe, for the record
+    path: Path  # the run directory
+    label: str = ""  # what progress calls it
+    override: bool = False  # go on although the recipe has changed
+    results: Path | None = None  # folder that its record goes to as well
+    hours: float = 0.0  # of GPU time, that are still expected
+    measures: tuple[str, ...] = ()  # what its record shall have beside the training
+    sets: tuple[str, ...] = ()  # the sets that ask for it
+    state: str = WAITING
+    message: str = ""
+
+    @property
+    def identity(self) -> str:
+        """What it shares with the record of the same run."""
+        return identity(as_dict(self.recipe))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its folder holds this very recipe, trained to its end, and its records."""
+        if (read_status(self.path) or {}).get("state") != "finished" or not (self.path / records.RECORD).exists():
+            return False
+        return holds(self.path, self.recipe)
+
+    def publish(self) -> None:
+        """Put the record of a finished run where it was asked for."""
+        if self.results is not None:
+            records.publish(self.path, self.results)
+
+
+def holds(path: Path, recipe: Recipe) -> bool:
+    """Whether a folder holds a run of this very recipe."""
+    try:
+        return not differences(load_file(path / RECIPE), recipe)
+    except TimestepperError:
+        return False
+
+
+def set_folder(name: str, recipe: Recipe) -> str:
+    """The folder of a run that a set asks for, the same whatever the free settings."""
+    told = as_dict(recipe)
+    settings = json.loads(identity(told))
+    settings["run"].pop("seed", None)  # stands at the end of the name
+    return records.label(name, told, recipe.run.seed, settings)
+
+
+def default_folder(reference: str, recipe: Recipe, override: bool = False) -> Path:
+    """Where ``train`` puts a recipe with overrides: ``runs/NAME``, and below it what is not as the recipe says.
+
+    A run that is to change its recipe (``override``), or that an older version has put there, is in ``runs/NAME``.
+    """
+    folder = Path("runs") / short_name(reference)
+    changed = [f"{key}={value}" for key, _, value in differences(load(reference), recipe)]
+    return folder if override or not changed or holds(folder, recipe) else folder / folder_name(changed)
+
+
+def folder_name(overrides: Iterable[str]) -> str:
+    """Overrides as the name of a folder."""
+    name = re.sub(r"[^\w.=+,-]", "-", ",".join(overrides))
+    return name if len(name) <= 120 else f"{name[:100]}-{digest(name)[:8]}"

@@ -1,0 +1,218 @@
+"""The part of one process in a run: meet the others, train from where the folder stands, finish."""
+
+import contextlib
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from timestepper import records, saving, torchrun
+from timestepper.engine import distributed
+from timestepper.engine.checkpoint import check_fit
+from timestepper.engine.distributed import Group
+from timestepper.engine.journal import FolderJournal, Journal
+from timestepper.engine.loop import Interrupted, Training
+from timestepper.engine.metrics import read_lines
+from timestepper.engine.optimiser import momentum_of
+from timestepper.engine.progress import Display
+from timestepper.engine.rundir import TIMING, RunDirectory
+from timestepper.engine.runtime import choose_device
+from timestepper.engine.schedule import Schedule
+from timestepper.engine.signals import Signals
+from timestepper.errors import DistributedError, LoaderError, TimestepperError
+from timestepper.recipe.load import as_dict, dump
+from timestepper.runs import build, finish
+from timestepper.runs.load import restore
+from timestepper.runs.observe import NetworkObserver
+from timestepper.runs.resume import reconcile
+from timestepper.runs.run import Run
+
+
+class Process:
+    """One process in a run. ``folder`` is None in every process but the first.
+
+    ``display`` and ``data`` are its own, or shared with other runs; ``final`` are the figures of the finished run.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        folder: RunDirectory | None,
+        signals: Signals,
+        *,
+        display: Display | None = None,
+        data: Any = None,
+        dist_timeout: float = 600.0,
+    ):
+        self.run, self.folder, self.signals, self.data = run, folder, signals, data
+        self.display = display or Display(quiet=folder is None)
+        self.device = choose_device(run.recipe.runtime.device, torchrun.local_rank())
+        self.group = Group(device=self.device)
+        self.runtime = build.runtime(run.recipe, self.device, self.display.tell)
+        self.training: Training | None = None
+        self.final: dict[str, Any] = {}
+        self._journal: FolderJournal | None = None
+        self._dist_timeout = dist_timeout
+
+    @property
+    def step(self) -> int:
+        """How far the run is."""
+        return self.training.step if self.training else 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether the next step would only wait for the device."""
+        waiting = self.training.waiting if self.training else None
+        return waiting is not None and not waiting.query()
+
+    def steps(self) -> Generator[object]:
+        """The whole run, from where its folder stands; yields when it is ready and after every step."""
+        with self._told():
+            try:
+                self._join()
+                self.training = self._resume()
+                yield self
+                yield from self.training.steps()
+            except RuntimeError as error:
+                if (lost := distributed.explain(error, self.group, self.step)) is not None:
+                    raise lost from error
+                raise
+            finally:
+                distributed.stop()
+            if self.folder is not None:
+                self.final = self._finish(self.folder.path)
+
+    def _join(self) -> None:
+        """Meet the other processes; open the data."""
+        recipe = self.run.recipe
+        build.check_sync_bn(recipe, self.device)
+        if (advice := distributed.advice()) is not None:
+            self.display.tell(advice)
+        self.group = distributed.start(self.device, self._dist_timeout)
+        if self.group.active:
+            self.signals.install()
+        self.data = self.data or build.dataset(recipe)
+
+    def _resume(self) -> Training:
+        """The run, where its folder stands."""
+        recipe, images, parts = self.run.recipe, self.data.train, (self.runtime, self.group)
+        batches = build.train_loader(recipe, images, *parts)
+        schedule = build.schedule(recipe, batches.steps)
+        model = self.runtime.place(build.network(recipe, images, recipe.runtime.sync_bn and self.group.active))
+        optimiser = build.optimiser(recipe, model)
+        observer = NetworkObserver(model, batches.input_shape, recipe.run.monitor)
+        state: dict[str, Any] | None = None
+
+        def open_folder() -> None:
+            nonlocal state
+            state = self._open_folder(schedule, batches.samples, model, optimiser)
+
+        self.group.agree(open_folder)
+        training = Training(
+            model,
+            optimiser,
+            schedule,
+            batches,
+            build.test_loader(recipe, self.data.test, *parts),
+            plan=build.plan(recipe),
+            runtime=self.runtime,
+            journal=self._journal or Journal(),
+            group=self.group,
+            signals=self.signals,
+            observer=observer,
+        )
+        training.load(state)
+        if self.folder is not None:
+            self.display.columns(observer.steps().columns)
+        return training
+
+    def _open_folder(
+        self, schedule: Schedule, samples: int, model: nn.Module, optimiser: torch.optim.Optimizer
+    ) -> dict[str, Any] | None:
+        """The state to go on from; status.json says "running" only once nothing was refused."""
+        assert self.folder is not None
+        run, where = self.run, self.folder.path
+        journal = FolderJournal(
+            self.folder,
+            identity=build.identity(run.recipe, self.data.train),
+            recipe=dump(run.recipe),
+            steps=schedule.steps,
+            epochs=schedule.epochs,
+            display=self.display,
+            tensorboard=run.recipe.run.tensorboard,
+            stamp={"commit": records.commit()},
+        )
+        state = journal.find()
+        if state is not None:
+            earlier_step = state["step"]
+            state = reconcile(state, run, samples, self.group.world, self.display.tell)
+            check_fit(where, state, model, momentum_of(optimiser))
+            if state["step"] != earlier_step:
+                state = journal.recount(state, earlier_step)
+            self.display.tell(f"going on at step {state['step']} of {schedule.steps} in {where}")
+        journal.open(state)
+        self._journal = journal
+        return state
+
+    def _finish(self, run: Path) -> dict[str, Any]:
+        """Evaluate what was saved, from the file, on a fresh network; export it; write the record."""
+        assert self._journal is not None
+        trained = restore(run, self.run.recipe, self.data, self.display.tell)
+        saving.write_tensors(trained.model.state_dict(), run / finish.WEIGHTS)
+        epochs = finish.epochs_of(run)
+        final = {"train": epochs[-1]["train"], "best": trained.state["best"]}
+        final |= finish.evaluate(trained, self.runtime, self._poll)
+        made = records.make(
+            as_dict(self.run.recipe),
+            name=self.run.name,
+            times=list(read_lines(run / TIMING)),
+            data_sha256=self.data.sha256,
+            device=device_name(self.device),
+            epochs=epochs,
+            final=final,
+            step_sizes=finish.final_step_sizes(trained.model),
+            world=self.group.world,
+        )
+        records.write(made, run)
+        self.run.publish()
+        self._journal.status("finished", self.step, test_error=final["test"]["error"])
+        return final
+
+    def _poll(self) -> None:
+        if self.signals.stop:
+            raise Interrupted(self.signals.stop, self.step)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Write into status.json how it ended, once it has begun; a refused start leaves no trace."""
+        try:
+            yield
+        except GeneratorExit:  # nobody asks for the next step
+            raise
+        except Interrupted as stop:
+            self._status("interrupted", signal=stop.signal)
+            raise
+        except BaseException as error:
+            # Whether the same command would only fail again: it does after a divergence, not after a lost process.
+            hopeless = isinstance(error, TimestepperError) and not isinstance(error, DistributedError | LoaderError)
+            self._status("failed", error=f"{type(error).__name__}: {error}", hopeless=hopeless)
+            raise
+        finally:
+            self.display.stop()
+            if self._journal is not None:
+                with contextlib.suppress(Exception):
+                    self._journal.close()
+
+    def _status(self, state: str, **fields: Any) -> None:
+        if self._journal is not None:
+            with contextlib.suppress(Exception):
+                self._journal.status(state, self.step, **fields)
+
+
+def device_name(device: torch.device) -> str:
+    """The card, or the CPU and its threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"

@@ -1,0 +1,170 @@
+"""Several runs in one process: each on a CUDA stream of its own with its own CUDA graphs, one copy of the data for all.
+
+A network for small images leaves most of a GPU idle; the steps of several runs fill it. The runs take turns on the
+host, one step each: a turn only hands work to the device, and a run that would have to wait for the device is passed
+over. A run computes the same whether alone or among others, and its failure is its own.
+"""
+
+import contextlib
+import gc
+import os
+import signal
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from timestepper.data import ArrayImages, Dataset
+from timestepper.engine.loop import Interrupted
+from timestepper.engine.progress import Display
+from timestepper.engine.rundir import RunDirectory
+from timestepper.engine.runtime import choose_device
+from timestepper.engine.signals import Signals
+from timestepper.errors import TimestepperError, first_line
+from timestepper.recipe.schema import Recipe
+from timestepper.runs import build
+from timestepper.runs.run import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, Run
+from timestepper.runs.train import Process
+from timestepper.sweeps.ahead import Ahead, kind_of
+from timestepper.sweeps.display import Board
+
+ALREADY = "already finished"
+_END = object()
+_PAUSE = 50e-6  # seconds, where every run waits for the device
+_LONG_PAUSE = 0.05  # where there is no run yet whose kind is ready
+
+
+class Shared:
+    """Data sets, each opened once and, where it fits, put on the device once."""
+
+    def __init__(self) -> None:
+        self._open: dict[Any, Dataset] = {}
+
+    def dataset(self, recipe: Recipe, device: torch.device) -> Dataset:
+        wanted = recipe.data
+        key = (wanted.name, wanted.root, wanted.size, wanted.resize, device)
+        if key not in self._open:
+            found = build.dataset(recipe)
+            if isinstance(found.train, ArrayImages) and isinstance(found.test, ArrayImages):
+                found = replace(found, train=found.train.to(device), test=found.test.to(device))
+            self._open[key] = found
+        return self._open[key]
+
+
+def sweep(
+    runs: Sequence[Run],
+    signals: Signals,
+    *,
+    jobs: int = 6,
+    debug: bool = False,
+    parent: int | None = None,
+    plain: bool = False,
+    shared: Shared | None = None,
+) -> None:
+    """Train all runs, so many at a time; how each of them ended is in its ``state`` and ``message``.
+
+    ``parent`` is a process that this one must not outlive; ``shared`` may have data sets open already.
+    """
+    shared = shared or Shared()
+    with Board(plain) as board:
+        for run in runs:
+            run.state, run.message = WAITING, ""
+        turns = {run: take(run, board.add(run), shared, debug) for run in runs}
+        to_do = [run.recipe for run in runs if not run.is_finished]
+        with contextlib.closing(Ahead(to_do, board.tell)) as ahead:
+            take_turns(turns, signals, jobs, ahead, parent)
+
+
+def take(run: Run, display: Display, shared: Shared, debug: bool = False) -> Iterator[Process]:
+    """The steps of a run, on a stream of its own. What goes wrong concerns this run alone and is not raised."""
+    stream, process = None, None
+    try:
+        if run.is_finished:
+            run.publish()
+            run.state, run.message = ALREADY, "nothing to do"
+        else:
+            run.state = RUNNING
+            device = choose_device(run.recipe.runtime.device)
+            stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+            data = shared.dataset(run.recipe, device)
+            with contextlib.closing(RunDirectory(run.path)) as folder:
+                process = Process(run, folder, Signals(), display=display, data=data)
+                yield from on_stream(stream, process)
+                run.state, run.message = FINISHED, f"test error {process.final['test']['error']:.2%}"
+    except Interrupted as stop:
+        run.state = INTERRUPTED
+        run.message = f"stopped at step {stop.step}, which is saved; the same command goes on from there"
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        known = isinstance(error, TimestepperError)
+        run.state, run.message = FAILED, str(error) if known else f"{type(error).__name__}: {first_line(error)}"
+    process = None  # out here the error is gone too, and with it what its traceback held
+    gc.collect()
+    if stream is not None:
+        with contextlib.suppress(RuntimeError):  # a broken device is for the other runs to notice
+            stream.synchronize()
+            torch.cuda.empty_cache()
+    display.tell(f"{run.state}: {run.message}")
+
+
+def on_stream(stream: torch.cuda.Stream | None, process: Process) -> Iterator[Process]:
+    """All steps, with the stream as the current one in each and not between them."""
+    with contextlib.closing(process.steps()) as steps:
+        while True:
+            with torch.cuda.stream(stream):  # None leaves the current one as it is
+                if next(steps, _END) is _END:
+                    return
+            yield process
+
+
+def take_turns(
+    turns: Mapping[Run, Iterator[Process]], signals: Signals, jobs: int, ahead: Ahead, parent: int | None = None
+) -> None:
+    """Round and round; a run begins when there is room and its kind is ready, and none once a signal asks to stop."""
+    waiting, active = {run: kind_of(run.recipe) for run in turns}, dict[Run, Process | None]()
+    configured: tuple[str, bool] | None = None
+    while active or (waiting and not signals.stop):
+        if parent is not None and os.getppid() != parent:
+            signals.stop = signals.stop or signal.SIGTERM
+        ahead.look()
+        if len(active) < jobs and not signals.stop:
+            for run in [run for run, kind in waiting.items() if ahead.ready(kind)][: jobs - len(active)]:
+                del waiting[run]
+                active[run] = None
+        save, signals.save = signals.save, 0
+        moved = False
+        for run, process in list(active.items()):
+            if process is not None:
+                process.signals.stop, process.signals.save = signals.stop, process.signals.save or save
+                if process.idle:
+                    continue
+                if process.runtime.kept != configured:
+                    process.runtime.configure()
+            moved = True
+            active[run] = process = next(turns[run], None)
+            configured = process.runtime.kept if process else None
+            if process is None:
+                del active[run]
+        if not moved:
+            time.sleep(_PAUSE if active else _LONG_PAUSE)
+
+
+def summary_lines(runs: Sequence[Run]) -> list[str]:
+    """What a person reads at the end."""
+    width = max(len(run.label) for run in runs)
+    lines = [f"{run.label:{width}s}  {run.state:16s}  {run.message}" for run in runs]
+    counts = Counter(run.state for run in runs)
+    return [*lines, f"{len(runs)} runs: " + ", ".join(f"{count} {state}" for state, count in counts.items())]
+
+
+def exit_code(runs: Sequence[Run], stop: int) -> int:
+    """0 where all are finished, 1 where one failed, 128 + signal where one asked to stop."""
+    states = {run.state for run in runs}
+    if FAILED in states:
+        return 1
+    return 0 if states <= {FINISHED, ALREADY} else 128 + stop

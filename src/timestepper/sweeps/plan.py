@@ -1,0 +1,100 @@
+"""Which runs there are: of recipes, or of whole sets, with every combination of values and every seed."""
+
+import itertools
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from timestepper.errors import RecipeError
+from timestepper.recipe import sets
+from timestepper.recipe.load import is_set, load, short_name
+from timestepper.recipe.schema import Recipe
+from timestepper.runs.run import Run, folder_name, set_folder
+
+RUNS = Path("runs")
+
+
+def open_sets(name: str, *, short: bool = False, overrides: tuple[str, ...] = (), out: Path = RUNS) -> list[Run]:
+    """The runs of a set by name or file, of ``all`` sets of the paper, or of ``everything``; each run once."""
+    found: dict[str, Run] = {}
+    for one in sets.read_sets(name, short):
+        for base, recipe, hours in one.recipes(short, overrides):
+            label = set_folder(base, recipe)
+            run = Run(recipe, base, out / label, label, hours=hours, measures=one.measure, sets=(one.set,))
+            first = found.setdefault(run.identity, run)
+            first.sets = tuple(dict.fromkeys(first.sets + run.sets))
+            first.measures = tuple(dict.fromkeys(first.measures + run.measures))
+    return list(found.values())
+
+
+def split(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Recipes and overrides; an override is what has a ``=`` in it."""
+    given = list(arguments)
+    return [a for a in given if "=" not in a], [a for a in given if "=" in a]
+
+
+def expand(
+    references: Sequence[str], overrides: Sequence[str], seeds: Sequence[int], out: Path, checkpoint_seconds: float
+) -> list[Run]:
+    """All runs, every recipe checked. A value such as ``none,lstm`` stands for one run with each part.
+
+    The runs of a set lie where ``reproduce`` looks for them. Of a set, ``seeds`` chooses; with a recipe, it multiplies.
+    Runs save by the clock, unless an override of ``run.checkpoint_…`` brings the recipe's own rhythm back.
+    """
+    found: dict[Path, Run] = {}
+    for reference in references:
+        if reference in sets.names() or (os.path.isfile(reference) and is_set(Path(reference))):
+            runs = open_sets(reference, overrides=tuple(overrides), out=out)
+            runs = [run for run in runs if not seeds or run.recipe.run.seed in seeds]
+        else:
+            runs = _of_recipe(reference, overrides, seeds, out)
+        for run in runs:
+            if not chooses_checkpoints(overrides):
+                run.recipe = by_the_clock(run.recipe, checkpoint_seconds)
+            if found.setdefault(run.path, run).recipe != run.recipe:  # two sets may ask for the same run
+                raise RecipeError(
+                    f"two different recipes would share the folder {run.path}; give their files other names"
+                )
+    return list(found.values())
+
+
+def _of_recipe(reference: str, overrides: Sequence[str], seeds: Sequence[int], out: Path) -> list[Run]:
+    name, choices = short_name(reference), [_alternatives(override) for override in overrides]
+    runs = []
+    for chosen in itertools.product(*choices):
+        varied = [folder_name([text]) for text, options in zip(chosen, choices, strict=True) if len(options) > 1]
+        for seed in [f"run.seed={seed}" for seed in seeds] or [""]:
+            recipe = load(reference, [*chosen, *filter(None, [seed])])
+            label = "/".join([name, *varied, *filter(None, [seed.replace("run.seed=", "seed")])])
+            runs.append(Run(recipe, name, out / label, label))
+    return runs
+
+
+def by_the_clock(recipe: Recipe, seconds: float) -> Recipe:
+    """Saved by the clock and at its end: saving after every epoch would take turns away from the other runs."""
+    clock = replace(recipe.run, checkpoint_steps=0, checkpoint_epochs=0, checkpoint_seconds=seconds)
+    return replace(recipe, run=clock)
+
+
+def chooses_checkpoints(overrides: Iterable[str]) -> bool:
+    """Whether the user has said when to save."""
+    return any(override.startswith("run.checkpoint_") for override in overrides)
+
+
+def parse_seeds(text: str) -> list[int]:
+    """``0,1,2`` or ``0-2``."""
+    seeds: list[int] = []
+    for part in filter(None, text.replace(" ", "").split(",")):
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise RecipeError(f"--seeds {text!r} is not a list of whole numbers such as 0,1,2 or 0-2")
+        seeds += range(int(found[1]), int(found[2] or found[1]) + 1)
+    return seeds
+
+
+def _alternatives(override: str) -> list[str]:
+    key, _, value = override.partition("=")
+    parts = [value] if any(mark in value for mark in "[\"'") else re.split(r",(?![^(]*\))", value)
+    return [f"{key}={part.strip()}" for part in parts]

@@ -1,0 +1,200 @@
+"""Bring sets of runs to their end: train what has no record, go on with what was interrupted, skip what is done."""
+
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from timestepper import records
+from timestepper.engine.rundir import is_here, read_status
+from timestepper.engine.signals import Signals
+from timestepper.errors import DataError, RecordError, TimestepperError
+from timestepper.recipe.load import identity
+from timestepper.records.record import Record
+from timestepper.runs.run import FAILED, INTERRUPTED, RUNNING, Run
+from timestepper.sweeps.plan import by_the_clock
+from timestepper.terminal import complain, tell
+
+if TYPE_CHECKING:
+    from timestepper.sweeps.one_gpu import Shared
+
+DONE, UNRECORDED, MISSING = "done", "finished, to be recorded", "missing"
+OCCUPIED = "missing, its folder holds another run"
+UNMEASURED = "recorded without"  # what follows is in the message; the weights to measure it on are gone
+_TO_TRAIN = (MISSING, INTERRUPTED, RUNNING)  # of one that is running, the lock of its folder is the judge
+TO_RECORD = (UNRECORDED, *_TO_TRAIN)  # the end of these will be a record
+
+
+def plan(runs: Sequence[Run], known: Sequence[Record]) -> None:
+    """Note in each run where it stands, where some have records already, and how many hours are still expected.
+
+    Done; finished but not recorded or measured; recorded without a measurement that can no longer be made;
+    running in another process; interrupted; or missing, maybe with another run in its place.
+    """
+    by_identity = {identity(record.recipe): record for record in known}
+    for run in runs:
+        record = by_identity.get(run.identity)
+        lacking = [name for name in run.measures if record and getattr(record, name) is None]
+        finished = (run.path / records.RECORD).exists()
+        hours = _expected(run, known)
+        run.hours, run.message = 0.0, ""
+        if record and not lacking:
+            run.state = DONE
+        elif finished and not _is_foreign(run):
+            run.state = UNRECORDED
+        elif record:
+            run.state, run.message = UNMEASURED, ", ".join(lacking)
+        elif finished:
+            run.state, run.hours = OCCUPIED, hours
+        elif (status := read_status(run.path)) is not None:
+            share = _share(status)
+            # Of a run elsewhere nobody knows whether it still goes on.
+            run.state = RUNNING if status["state"] == "running" and is_here(status) else INTERRUPTED
+            run.hours, run.message = hours * (1 - share), f"{share:.0%}"
+        else:
+            run.state, run.hours = MISSING, hours
+
+
+def _share(status: Mapping[str, Any]) -> float:
+    """How much of a run is done, from 0 to 1 whatever somebody has written into its status."""
+    step, steps = status.get("step", 0), status.get("steps", 0)
+    return min(max(step, 0), steps) / steps if steps > 0 else 0.0
+
+
+def _is_foreign(run: Run) -> bool:
+    """Whether its folder holds the record of another run; one that cannot be read is named when it is used."""
+    try:
+        recipe = records.read(run.path).get("recipe")
+    except RecordError:
+        return False
+    return not isinstance(recipe, dict) or identity(recipe) != run.identity
+
+
+def _expected(run: Run, known: Sequence[Record]) -> float:
+    """Hours of one run: per epoch what the fastest such run on a GPU took, else the number of the set's file.
+
+    The fastest, because most share their GPU with others, as many as the sweep that trained them had jobs.
+    """
+    data, model = run.recipe.data, run.recipe.model.name
+    like = (model, data.name, data.batch_size)
+    alike = [
+        (record.gpu_seconds or record.wall_seconds) / len(record.loss)
+        for record in known
+        if (record.recipe["model"]["name"], record.recipe["data"]["name"], record.recipe["data"]["batch_size"]) == like
+        and not record.device.startswith("CPU")
+    ]
+    return min(alike) * run.recipe.run.epochs / 3600 if alike else run.hours
+
+
+def bring_to_end(
+    runs: Sequence[Run],
+    results: Path,
+    *,
+    jobs: int = 1,
+    checkpoint_seconds: float | None = None,
+    debug: bool = False,
+) -> int:
+    """Train and measure what is not done; the exit code. A run that fails does not keep the others from running.
+
+    With more than one of ``jobs``, so many runs at a time are trained as in a sweep, and then all are measured.
+    ``checkpoint_seconds`` and ``debug`` are for these; None keeps the recipes' own rhythm of checkpoints.
+    """
+    lost: set[str] = set()  # data sets, each told once
+    to_train = [run for run in runs if run.state in _TO_TRAIN]
+    if jobs > 1 and to_train and (stop := _train_together(to_train, jobs, checkpoint_seconds, debug, lost)):
+        return 128 + stop
+    for number, run in enumerate(runs, 1):
+        if run.state in (DONE, FAILED) or run.recipe.data.name in lost:
+            continue
+        if run.state not in (OCCUPIED, UNMEASURED) and (run.path / records.RECORD).exists():  # maybe since just now
+            run.state, run.message = UNRECORDED, ""
+        tell(f"[{number}/{len(runs)}] {run.path.name}: {run.state} {run.message}".rstrip())
+        try:
+            code = _finish(run, results)
+        except TimestepperError as error:
+            _fail(run, error, lost)
+            continue
+        if code:
+            return code
+    return 1 if any(run.state == FAILED for run in runs) else 0
+
+
+def _fail(run: Run, error: TimestepperError | str, lost: set[str]) -> None:
+    complain(f"{run.path}: {error}")
+    run.state, run.message = FAILED, str(error)
+    if isinstance(error, DataError):
+        lost.add(run.recipe.data.name)
+
+
+def _train_together(
+    runs: Sequence[Run], jobs: int, checkpoint_seconds: float | None, debug: bool, lost: set[str]
+) -> int:
+    """Train what has to be trained, where :func:`_finish` finds it; the signal that asked to stop, or 0."""
+    signals = Signals().install()
+    try:
+        from timestepper.sweeps import one_gpu
+
+        shared = one_gpu.Shared()
+        ready = [run for run in runs if _has_data(run, shared, lost)]
+        if ready:
+            tell(f"training {len(ready)} runs, {jobs} at a time")
+            for run in ready:
+                if checkpoint_seconds is not None:
+                    run.recipe = by_the_clock(run.recipe, checkpoint_seconds)
+            one_gpu.sweep(ready, signals, jobs=jobs, debug=debug, shared=shared)
+            for run in ready:
+                if run.state == FAILED:
+                    complain(f"{run.path}: {run.message}")
+    finally:
+        signals.restore()
+    if signals.stop:
+        name = signal.Signals(signals.stop).name
+        tell(f"stopped by {name}; all runs are saved, and the same command goes on from there", error=True)
+    return signals.stop
+
+
+def _has_data(run: Run, shared: "Shared", lost: set[str]) -> bool:
+    """Open its data set for all runs before the first one begins: each of them would say that it is missing."""
+    from timestepper.engine.runtime import choose_device
+
+    if run.recipe.data.name in lost:
+        return False
+    try:
+        shared.dataset(run.recipe, choose_device(run.recipe.runtime.device))
+    except DataError as error:
+        _fail(run, error, lost)
+        return False
+    except Exception:
+        pass  # not the data's fault (no GPU, no memory): the run itself will fail with it, and leave the others alone
+    return True
+
+
+def _finish(run: Run, results: Path) -> int:
+    """Train it where that is missing, measure and record it; the exit code of a training that was stopped."""
+    from timestepper.runs.start import train
+
+    if run.state == UNMEASURED:
+        tell(
+            f"its record lacks {run.message}, and {run.path}, which has the weights, is gone; "
+            "remove the record to train it again",
+            error=True,
+        )
+        return 0
+    if run.state == OCCUPIED:
+        raise RecordError(
+            f"{run.path / records.RECORD}: the record of a run with other settings; move {run.path} away and run the "
+            "same command again"
+        )
+    if not (run.path / records.RECORD).exists() and (code := train(run)):
+        return code
+    try:
+        from timestepper.runs.measure import complete  # some seconds too, in which one may be stopped
+
+        complete(run.path, results, run.measures)
+    except KeyboardInterrupt:
+        tell(
+            f"stopped while measuring; {run.path} is finished and saved, and the same command goes on with measuring",
+            error=True,
+        )
+        return 128 + signal.SIGINT
+    return 0

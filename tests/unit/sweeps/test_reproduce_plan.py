@@ -1,0 +1,131 @@
+"""Where each run of a set stands, and how long what is left is expected to take."""
+
+import json
+import os
+import socket
+
+import pytest
+
+from timestepper.files import with_checksum
+from timestepper.recipe.load import as_dict, load
+from timestepper.records.record import Final, Noise, Outcome, Record, Stability
+from timestepper.runs.run import Run
+from timestepper.sweeps.reproduce import (
+    DONE,
+    INTERRUPTED,
+    MISSING,
+    OCCUPIED,
+    RUNNING,
+    UNMEASURED,
+    UNRECORDED,
+    plan,
+)
+
+FOLDER = "the-run"
+
+
+NOISE, STABILITY = Noise((0.0,), ((0.5,),), ((1.0,),)), Stability((), (), {}, {})
+
+
+def recorded(*changes, device="NVIDIA H200", seconds=7200.0, gpu_seconds=None, noise=None, stability=None):
+    recipe = as_dict(load("smoke/digits", ["run.epochs=10", *changes]))
+    facts = {"data_sha256": "", "final": Final(Outcome(0.5)), "commit": "", "versions": {}, "noise": noise}
+    times = {"wall_seconds": seconds, "gpu_seconds": gpu_seconds, "loss": [0.0] * recipe["run"]["epochs"]}
+    return Record("training", "", recipe["run"]["seed"], recipe, device=device, stability=stability, **facts, **times)
+
+
+def only(records, runs, *changes):
+    recipe = load("smoke/digits", ["run.epochs=10", *changes])
+    run = Run(recipe, "smoke/digits", runs / FOLDER, hours=5.0, measures=("noise", "stability"), sets=("mini",))
+    plan([run], records)
+    return run.state, run.hours, run.message
+
+
+def test_a_run_is_done_once_its_record_has_all_measurements(tmp_path):
+    assert only([recorded(noise=NOISE, stability=STABILITY)], tmp_path) == (DONE, 0.0, "")
+    assert only([recorded(noise=NOISE)], tmp_path) == (UNMEASURED, 0.0, "stability")
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / "record.json").touch()
+    assert only([recorded(noise=NOISE)], tmp_path) == (UNRECORDED, 0.0, "")
+    assert only([], tmp_path) == (UNRECORDED, 0.0, "")
+
+
+def test_an_interrupted_run_has_its_rest_to_go(tmp_path):
+    assert only([], tmp_path) == (MISSING, 5.0, "")
+    (tmp_path / FOLDER).mkdir()
+    status = {"state": "interrupted", "step": 20, "steps": 100}
+    (tmp_path / FOLDER / "status.json").write_text(json.dumps(status))
+    assert only([], tmp_path) == (INTERRUPTED, pytest.approx(4.0), "20%")
+
+
+@pytest.mark.parametrize(
+    ("step", "steps", "hours", "progress"),
+    [
+        (5000, 100, 0.0, "100%"),
+        (-20, 100, 5.0, "0%"),
+        (20, 0, 5.0, "0%"),
+        (20, -100, 5.0, "0%"),
+    ],
+)
+def test_no_status_gives_more_or_less_than_a_run_to_go(tmp_path, step, steps, hours, progress):
+    (tmp_path / FOLDER).mkdir()
+    status = {"state": "interrupted", "step": step, "steps": steps}
+    (tmp_path / FOLDER / "status.json").write_text(json.dumps(status))
+    assert only([], tmp_path) == (INTERRUPTED, hours, progress)
+
+
+@pytest.mark.parametrize("step", ["null", "NaN", "1" + "0" * 400])
+def test_a_status_that_no_run_writes_is_none(tmp_path, step):
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / "status.json").write_text(f'{{"state": "interrupted", "step": {step}, "steps": 9}}')
+    assert only([], tmp_path) == (MISSING, 5.0, "")
+
+
+def test_a_run_that_another_process_trains_is_not_called_interrupted(tmp_path):
+    (tmp_path / FOLDER).mkdir()
+    status = {"state": "running", "pid": os.getppid(), "host": socket.gethostname(), "step": 20, "steps": 100}
+    (tmp_path / FOLDER / "status.json").write_text(json.dumps(status))
+    assert only([], tmp_path) == (RUNNING, pytest.approx(4.0), "20%")
+    gone = {**status, "pid": 2**22 + 1}  # no process has that number
+    (tmp_path / FOLDER / "status.json").write_text(json.dumps(gone))
+    assert only([], tmp_path)[0] == INTERRUPTED
+    (tmp_path / FOLDER / "status.json").write_text(json.dumps({**status, "host": "elsewhere"}))
+    assert only([], tmp_path)[0] == INTERRUPTED  # and maybe killed with its machine
+
+
+def test_the_record_of_another_run_does_not_finish_this_one(tmp_path):
+    (tmp_path / FOLDER).mkdir()
+    path = tmp_path / FOLDER / "record.json"
+    path.write_text(json.dumps(with_checksum({"recipe": recorded("runtime.device=cpu").recipe})))
+    assert only([], tmp_path) == (UNRECORDED, 0.0, "")  # where it was computed makes no other run
+    path.write_text(json.dumps(with_checksum({"recipe": recorded("optimiser.lr=0.5").recipe})))
+    assert only([], tmp_path) == (OCCUPIED, 5.0, "")
+    path.write_text(json.dumps(with_checksum({"no": "recipe"})))
+    assert only([], tmp_path) == (OCCUPIED, 5.0, "")
+    assert only([recorded(noise=NOISE)], tmp_path) == (UNMEASURED, 0.0, "stability")
+
+
+def test_a_run_of_another_seed_is_another_run(tmp_path):
+    assert only([recorded("run.seed=1", noise=NOISE, stability=STABILITY)], tmp_path)[0] == MISSING
+
+
+def test_the_expected_time_is_what_such_runs_took_per_epoch_on_a_gpu(tmp_path):
+    """2 hours for 10 epochs and three times as long for 30; runs that were slower, beside others, do not count."""
+    slow = [recorded("run.seed=1", seconds=1e6), recorded("run.seed=2", seconds=1e5)]
+    alike = [*slow, recorded("run.epochs=20", seconds=14400.0)]
+    assert only(alike, tmp_path)[1] == pytest.approx(2.0)
+    assert only(alike, tmp_path, "run.epochs=30")[1] == pytest.approx(6.0)
+    assert only([*alike, recorded("run.seed=3", seconds=1e6, gpu_seconds=3600.0)], tmp_path)[1] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        recorded("run.seed=1", device="CPU, 8 threads"),
+        recorded("run.seed=1", "data.batch_size=128"),
+        recorded("run.seed=1", "model.name=cifar/resnet14"),
+    ],
+    ids=["on a CPU", "another batch", "another network"],
+)
+def test_runs_of_another_kind_say_nothing_about_the_time(tmp_path, other):
+    assert only([other], tmp_path)[1] == 5.0

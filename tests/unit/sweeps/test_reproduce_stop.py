@@ -1,0 +1,35 @@
+"""Ctrl-C while a finished run is measured."""
+
+import json
+
+import pytest
+
+from timestepper.files import with_checksum
+from timestepper.recipe.load import as_dict, load
+from timestepper.runs.run import Run
+from timestepper.sweeps.reproduce import UNRECORDED, bring_to_end, plan
+
+
+def test_ctrl_c_says_what_is_saved_and_how_to_go_on(tmp_path, monkeypatch, capsys):
+    recipes = [load("smoke/digits", [f"run.seed={seed}"]) for seed in (0, 1)]
+    runs = [Run(recipe, "mini", tmp_path / f"{n}", measures=("noise",)) for n, recipe in enumerate(recipes)]
+    for run in runs:
+        run.path.mkdir()
+        (run.path / "record.json").write_text(json.dumps(with_checksum({"recipe": as_dict(run.recipe)})))
+    plan(runs, [])
+    assert [run.state for run in runs] == [UNRECORDED, UNRECORDED]
+    begun = []
+
+    def measured(run, results, wanted):
+        begun.append(run)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("timestepper.runs.measure.complete", measured)
+    try:
+        code = bring_to_end(runs, tmp_path / "results")
+    except KeyboardInterrupt:  # would end all tests
+        pytest.fail("left without a word")
+    assert code == 130
+    assert begun == [runs[0].path]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{runs[0].path} is finished and saved, and the same command goes on with measuring" in line

@@ -1,0 +1,82 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from tiny_sweep import SMALL, entries, remains, run_sweep
+from watching import wait_for
+
+from timestepper.cli.sweep import _without_record, widen_device_queue
+
+SWEEP = [sys.executable, "-m", "timestepper", "sweep", "smoke/digits", *SMALL, "run.epochs=8", "--seeds", "0,1"]
+
+
+def command(out, *more):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*SWEEP, "--out", str(out), *more], env=environment, **pipes)
+
+
+def statuses(out):
+    return [json.loads(path.read_text()) for path in sorted(out.rglob("status.json"))]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    wanted = entries(tmp_path_factory.mktemp("whole"), "run.epochs=8", recipes=("smoke/digits",), seeds=(0, 1))
+    run_sweep(wanted)
+    return [remains(entry.path) for entry in wanted]
+
+
+@pytest.mark.parametrize("more", [(), ("--processes", "2")], ids=["one process", "two processes"])
+def test_sigterm_saves_all_and_the_same_command_goes_on(tmp_path, more, uninterrupted):
+    """With two processes only the first one is told, and passes it on."""
+    first = command(tmp_path, "--checkpoint-seconds", "0", *more)
+    wait_for(lambda: len(found := statuses(tmp_path)) == 2 and all(status["step"] >= 5 for status in found))
+    first.send_signal(signal.SIGTERM)
+    output, errors = first.communicate(timeout=300)
+    assert first.returncode == 128 + signal.SIGTERM, errors
+    assert output.count("the same command goes on from there") >= 2
+    for status in statuses(tmp_path):
+        assert status["state"] == "interrupted"
+        assert status["checkpoint"] == f"step-{status['step']:08d}.pt"
+    second = command(tmp_path, "--checkpoint-seconds", "0", *more)
+    output, errors = second.communicate(timeout=300)
+    assert second.returncode == 0, errors
+    assert output.count("going on at step") == 2
+    assert [remains(tmp_path / f"smoke/digits/seed{seed}") for seed in (0, 1)] == uninterrupted
+
+
+def test_mistakes_are_one_line(tmp_path):
+    for arguments, told in (
+        (["run.epochs=2"], "no recipe among"),
+        (["smoke/digits", "--seeds", "x"], "--seeds"),
+        (["smoke/digits", "run.epoch=2"], "did you mean run.epochs"),
+    ):
+        found = subprocess.run(
+            [sys.executable, "-m", "timestepper", "sweep", *arguments], capture_output=True, text=True, cwd=tmp_path
+        )
+        assert found.returncode == 2
+        assert told in found.stderr
+        assert len(found.stderr.splitlines()) == 1
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("jobs", "before", "after"), [(2, None, "8"), (20, None, "20"), (90, None, "32"), (20, "4", "4")]
+)
+def test_there_are_as_many_queues_as_runs_where_the_user_says_nothing(jobs, before, after, monkeypatch):
+    monkeypatch.setattr(os, "environ", {} if before is None else {"CUDA_DEVICE_MAX_CONNECTIONS": before})
+    widen_device_queue(jobs)
+    assert os.environ == {"CUDA_DEVICE_MAX_CONNECTIONS": after}
+
+
+def test_damaged_records_are_told_on_stderr_and_trained_again(tmp_path, capsys):
+    (tmp_path / "damaged.json").write_text("{")
+    assert len(_without_record(entries(tmp_path), tmp_path)) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("warning: ")
+    assert "damaged.json" in told.err

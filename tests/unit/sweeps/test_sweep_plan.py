@@ -1,0 +1,119 @@
+from pathlib import Path
+
+import pytest
+
+from timestepper.errors import RecipeError
+from timestepper.recipe.load import load
+from timestepper.runs.run import Run
+from timestepper.sweeps.plan import by_the_clock, expand, open_sets, parse_seeds, split
+from timestepper.sweeps.several_gpus import shares
+
+OUT = Path("out")
+
+
+def labels(references, overrides=(), seeds=()):
+    return [entry.label for entry in expand(references, overrides, seeds, OUT, 60.0)]
+
+
+def test_arguments_are_told_apart_by_the_equals_sign():
+    assert split(["smoke/digits", "run.epochs=2", "my.toml"]) == (["smoke/digits", "my.toml"], ["run.epochs=2"])
+
+
+def test_every_recipe_with_every_seed_has_a_folder_of_its_own():
+    entries = expand(["smoke/digits", "smoke/digits-lstm"], ["run.epochs=2"], [0, 5], OUT, 60.0)
+    assert [str(entry.path) for entry in entries] == [
+        "out/smoke/digits/seed0",
+        "out/smoke/digits/seed5",
+        "out/smoke/digits-lstm/seed0",
+        "out/smoke/digits-lstm/seed5",
+    ]
+    assert [entry.recipe.run.seed for entry in entries] == [0, 5, 0, 5]
+    assert {entry.recipe.run.epochs for entry in entries} == {2}
+    assert [entry.recipe.controller.kind for entry in entries] == ["none", "none", "lstm", "lstm"]
+
+
+def test_several_values_make_several_runs_and_a_list_is_one_value():
+    assert labels(["smoke/digits"], ["controller.kind=none,lstm", "model.name=cifar/resnet8,cifar/resnet14"]) == [
+        "smoke/digits/controller.kind=none/model.name=cifar-resnet8",
+        "smoke/digits/controller.kind=none/model.name=cifar-resnet14",
+        "smoke/digits/controller.kind=lstm/model.name=cifar-resnet8",
+        "smoke/digits/controller.kind=lstm/model.name=cifar-resnet14",
+    ]
+    assert labels(["smoke/digits"], ["schedule.milestones=[0.5,0.75]"]) == ["smoke/digits"]
+
+
+def test_a_bad_recipe_is_refused_before_any_run_begins():
+    with pytest.raises(RecipeError, match=r"optimiser\.lr"):
+        expand(["smoke/digits"], ["optimiser.lr=0.1,fast"], [], OUT, 60.0)
+    with pytest.raises(RecipeError, match="no recipe 'nonsense'"):
+        expand(["smoke/digits", "nonsense"], [], [], OUT, 60.0)
+
+
+def test_runs_save_by_the_clock_unless_told_otherwise():
+    clocked = expand(["smoke/digits"], [], [], OUT, 60.0)[0].recipe.run
+    assert (clocked.checkpoint_epochs, clocked.checkpoint_seconds) == (0, 60.0)
+    often = by_the_clock(load("smoke/digits", ["run.checkpoint_steps=7"]), 60.0).run
+    assert (often.checkpoint_steps, often.checkpoint_seconds) == (0, 60.0)
+    own = expand(["smoke/digits"], ["run.checkpoint_epochs=3"], [], OUT, 60.0)[0].recipe.run
+    assert (own.checkpoint_epochs, own.checkpoint_seconds) == (3, 0.0)
+
+
+def test_the_same_run_comes_once_and_two_runs_never_share_a_folder(tmp_path):
+    assert labels(["smoke/digits", "smoke/digits"], seeds=[1]) == ["smoke/digits/seed1"]
+    for folder, epochs in (("a", 1), ("b", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.toml").write_text(f"[run]\nepochs = {epochs}\n")
+    with pytest.raises(RecipeError, match="share the folder"):
+        labels([str(tmp_path / "a/mine.toml"), str(tmp_path / "b/mine.toml")])
+
+
+SET = """
+set = "mine"
+title = "Two kinds, two seeds"
+seeds = [0, 1]
+
+[[train]]
+base = "smoke/digits"
+vary = { "controller.kind" = ["none", "lstm"] }
+hours = 0.1
+"""
+
+
+def test_a_set_of_runs_lies_where_reproduce_looks_for_it(tmp_path):
+    (tmp_path / "mine.toml").write_text(SET)
+    reference = str(tmp_path / "mine.toml")
+    entries = expand([reference], ["run.epochs=2"], [], OUT, 60.0)
+    wanted = open_sets(reference, overrides=("run.epochs=2",))
+    assert len(entries) == 4
+    assert [entry.path for entry in entries] == [OUT / run.label for run in wanted]
+    assert [entry.identity for entry in entries] == [run.identity for run in wanted]
+    chosen = expand([reference], [], [1], OUT, 60.0)
+    assert [entry.recipe.run.seed for entry in chosen] == [1, 1]
+
+
+@pytest.mark.parametrize(("text", "seeds"), [("", []), ("0,1,2", [0, 1, 2]), ("3-5", [3, 4, 5]), ("7, 1-2", [7, 1, 2])])
+def test_seeds(text, seeds):
+    assert parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["a", "1.5", "-1", "3-1"])
+def test_bad_seeds_are_named(text):
+    with pytest.raises(RecipeError, match="--seeds"):
+        parse_seeds(text)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "processes", "parts"),
+    [
+        ("aaabbbccc", 1, [[0, 1, 2, 3, 4, 5, 6, 7, 8]]),
+        ("aaabbbccc", 2, [[0, 1, 2, 6, 7, 8], [3, 4, 5]]),
+        ("aaabbbaaaccc", 2, [[0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11]]),
+        ("aaaaa", 2, [[0, 1, 2], [3, 4]]),
+        ("aaa", 3, [[0], [1], [2]]),
+    ],
+)
+def test_runs_of_one_kind_stay_together_unless_they_are_too_many(kinds, processes, parts):
+    runs = [
+        Run(load("smoke/digits", [f"data.batch_size={ord(kind)}"]), "x", OUT / f"{n}") for n, kind in enumerate(kinds)
+    ]
+    assert [[int(run.path.name) for run in part] for part in shares(runs, processes)] == parts
