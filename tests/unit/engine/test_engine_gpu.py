@@ -56,7 +56,10 @@ def assert_close(ours, theirs, tolerance=1e-4):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"channels_last": True}, {"compile": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"precision": "bf16"}, {"channels_last": True}, {"compile": True}, {"kind": "adamw", "lr": 0.01}],
+)
 def test_a_graph_trains_like_single_steps(options):
     graphed, single = gpu_training(cuda_graph=True, epochs=4, **options), gpu_training(epochs=4, **options)
     graphed.run()
