@@ -1,9 +1,14 @@
 """Shared by all tests: one thread (several tests run side by side) and the tables of tiny cases on the path."""
 
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+os.environ["OMP_NUM_THREADS"] = "1"  # also for all processes that tests start
+
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -14,6 +19,26 @@ torch.set_num_threads(1)
 def seeded() -> None:
     """The same random numbers for a test, whichever tests its process ran before."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable:
+    """Run a command in this process, on real files."""
+    from outcomes import Outcome
+
+    from timestepper.cli import main
+
+    def call(*arguments: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["timestepper", *arguments])
+        capfd.readouterr()
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return Outcome(code, *capfd.readouterr())
+
+    return call
 
 
 @pytest.fixture

@@ -1,39 +1,14 @@
-"""What the fault tests share: the command line in this process, and uninterrupted runs to compare with."""
+"""What the fault tests share: uninterrupted runs to compare with."""
 
 import json
 import os
 import random
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-# Before the server that the processes are forked from starts: one thread, whoever computes.
-os.environ["OMP_NUM_THREADS"] = "1"
-
 import processes
+import pytest
 import runs
-from outcomes import Outcome
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """Run a command in this process, on real files."""
-    from timestepper.cli import main
-
-    def call(*arguments: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["timestepper", *arguments])
-        capfd.readouterr()
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return Outcome(code, *capfd.readouterr())
-
-    return call
 
 
 @pytest.fixture

@@ -95,12 +95,13 @@ def examine(subject: Subject, asked: Asked, device: str) -> dict[str, Any] | Non
     if asked.samples:
         inputs = subject.first(asked.samples, asked.pixels or input_pixels(subject.name), place)
         found |= analyse(subject.net, *inputs, bound=asked.bound)
-    group = distributed.start(place, TIMEOUT)
-    try:
-        found |= {kind: _robustness(kind, subject, asked.images, group) for kind in asked.kinds}
-    finally:
-        distributed.stop()
-    return found if group.rank == 0 else None
+    if asked.kinds:  # a group without work would be left by one process before another has joined
+        group = distributed.start(place, TIMEOUT)
+        try:
+            found |= {kind: _robustness(kind, subject, asked.images, group) for kind in asked.kinds}
+        finally:
+            distributed.stop()
+    return found if torchrun.rank() == 0 else None
 
 
 def _robustness(kind: str, subject: Subject, count: int | None, group: distributed.Group) -> list[dict[str, Any]]:

@@ -1,8 +1,6 @@
 """The command line, the pictures and the plain data behind them."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from rich.console import Console
@@ -64,9 +62,8 @@ def test_tables_of_a_network_with_saved_weights(tmp_path):
     assert " 30 " in output
 
 
-def test_a_run_directory_brings_its_network_and_its_data(tmp_path):
-    command = [sys.executable, "-m", "timestepper", "train", "smoke/digits-lstm", "run.epochs=1"]
-    subprocess.run([*command, "--run-dir", tmp_path / "run"], check=True, capture_output=True, timeout=300)
+def test_a_run_directory_brings_its_network_and_its_data(tmp_path, cli):
+    assert cli("train", "smoke/digits-lstm", "run.epochs=1", "--run-dir", str(tmp_path / "run")).code == 0
     found = json.loads(run(tmp_path / "run", "--samples", 4, "--noise", "--json"))
     assert found["inputs"] == [4, 1, 8, 8]
     assert "bound_without_steps" in found

@@ -1,22 +1,15 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
+from processes import command_in, run
 from tiny_sweep import SMALL, entries, remains, run_sweep
 from watching import wait_for
 
 from timestepper.cli.sweep import _without_record, widen_device_queue
 
-SWEEP = [sys.executable, "-m", "timestepper", "sweep", "smoke/digits", *SMALL, "run.epochs=8", "--seeds", "0,1"]
-
-
-def command(out, *more):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*SWEEP, "--out", str(out), *more], env=environment, **pipes)
+SWEEP = ["sweep", "smoke/digits", *SMALL, "run.epochs=8", "--seeds", "0,1", "--checkpoint-seconds", "0", "--out", "."]
 
 
 def statuses(out):
@@ -33,34 +26,28 @@ def uninterrupted(tmp_path_factory):
 @pytest.mark.parametrize("more", [(), ("--processes", "2")], ids=["one process", "two processes"])
 def test_sigterm_saves_all_and_the_same_command_goes_on(tmp_path, more, uninterrupted):
     """With two processes only the first one is told, and passes it on."""
-    first = command(tmp_path, "--checkpoint-seconds", "0", *more)
-    wait_for(lambda: len(found := statuses(tmp_path)) == 2 and all(status["step"] >= 5 for status in found))
-    first.send_signal(signal.SIGTERM)
-    output, errors = first.communicate(timeout=300)
-    assert first.returncode == 128 + signal.SIGTERM, errors
-    assert output.count("the same command goes on from there") >= 2
+    with command_in(tmp_path, *SWEEP, *more) as first:
+        wait_for(lambda: len(found := statuses(tmp_path)) == 2 and all(status["step"] >= 5 for status in found))
+        first.send(signal.SIGTERM)
+        assert first.wait() == 128 + signal.SIGTERM, first.stderr
+        assert first.stdout.count("the same command goes on from there") >= 2
     for status in statuses(tmp_path):
         assert status["state"] == "interrupted"
         assert status["checkpoint"] == f"step-{status['step']:08d}.pt"
-    second = command(tmp_path, "--checkpoint-seconds", "0", *more)
-    output, errors = second.communicate(timeout=300)
-    assert second.returncode == 0, errors
-    assert output.count("going on at step") == 2
+    second = run(tmp_path, *SWEEP, *more)
+    assert second.returncode == 0, second.stderr
+    assert second.stdout.count("going on at step") == 2
     assert [remains(tmp_path / f"smoke/digits/seed{seed}") for seed in (0, 1)] == uninterrupted
 
 
-def test_mistakes_are_one_line(tmp_path):
+def test_mistakes_are_one_line(tmp_path, cli, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for arguments, told in (
         (["run.epochs=2"], "no recipe among"),
         (["smoke/digits", "--seeds", "x"], "--seeds"),
         (["smoke/digits", "run.epoch=2"], "did you mean run.epochs"),
     ):
-        found = subprocess.run(
-            [sys.executable, "-m", "timestepper", "sweep", *arguments], capture_output=True, text=True, cwd=tmp_path
-        )
-        assert found.returncode == 2
-        assert told in found.stderr
-        assert len(found.stderr.splitlines()) == 1
+        assert told in cli("sweep", *arguments).refused()
         assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""Real processes for the fault tests: started, watched, signalled and always cleaned up.
+"""Real processes for the tests: started, watched, signalled and always cleaned up.
 
 Importing torch takes seconds, so :func:`command` forks from a server process that has imported everything and done
 nothing: the child is a process of its own that runs the command line's ``main`` and can be killed like any other.
@@ -13,6 +13,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -31,6 +32,7 @@ _FORKS.set_forkserver_preload(
         "torch.utils.tensorboard",
         "torchvision.transforms.v2",
         "sklearn.datasets",
+        "timm",
         "timestepper.adapters.native",
         "timestepper.cli",
         "timestepper.runs.train",
@@ -65,6 +67,10 @@ class Job:
     def poll(self) -> int | None:
         """The exit code, None while it runs; minus the signal's number where one killed it."""
         return self._wait(0)
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
 
     def wait(self, seconds: float = 300) -> int:
         """The exit code; an error where the process does not end in time."""
@@ -163,6 +169,23 @@ def command(
         yield job
     finally:
         job.clean()
+
+
+@contextmanager
+def command_in(folder: Path, *arguments: object, **environment: str) -> Iterator[Job]:
+    """``timestepper ARGUMENTS`` in a folder, in a forked process; nothing but its own files appears there."""
+    line = [str(argument) for argument in arguments]
+    with (
+        tempfile.TemporaryDirectory() as outputs,
+        command(line, Path(outputs), environment, functools.partial(os.chdir, folder)) as job,
+    ):
+        yield job
+
+
+def run(folder: Path, *arguments: object, **environment: str) -> subprocess.CompletedProcess:
+    """The same, to its end."""
+    with command_in(folder, *arguments, **environment) as job:
+        return subprocess.CompletedProcess(arguments, job.wait(), job.stdout, job.stderr)
 
 
 @contextmanager
