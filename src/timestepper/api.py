@@ -117,6 +117,7 @@ def _refuse_division_by_zero(controller: ControllerSpec, stages: Sequence[Stage]
         )
 
 
+@torch.inference_mode(False)  # else the copy could not be trained
 @torch.no_grad()
 def fold(net: nn.Module) -> nn.Module:
     """A plain network with the step sizes in its weights.

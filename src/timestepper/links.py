@@ -12,6 +12,7 @@ from torch import nn
 from timestepper import reparam
 from timestepper.controlled import Convs
 from timestepper.errors import MismatchError, UnsupportedSiteError, WrappedModelError
+from timestepper.root import CONTROLLERS
 from timestepper.stepped import is_stepped, make_plain, make_stepped
 
 _TRANSPARENT = {"CheckpointWrapper", "OptimizedModule"}  # put around a layer, they run it as it is
@@ -65,8 +66,8 @@ class Links:
 
     def _remember(self) -> None:
         watched = [*self._links, *self._homes]
-        self._watched = [(link.parent._modules, link.name) for link in watched]
-        self._seen = [link.seen for link in watched]
+        self._watched = [(self.root._modules, CONTROLLERS), *((link.parent._modules, link.name) for link in watched)]
+        self._seen = [self.root._modules[CONTROLLERS], *(link.seen for link in watched)]
         self._classes = list(map(type, self.layers.values()))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -75,11 +76,18 @@ class Links:
     def refuse_changes(self, root: nn.Module) -> None:
         """Whether every stepped layer is still in its place and still stepped; new norms are taken in."""
         if root is not self.root:
-            raise WrappedModelError("DataParallel does not copy step sizes; use DistributedDataParallel instead")
+            raise WrappedModelError(
+                "a shallow copy (copy.copy, DataParallel) has no step sizes of its own; use copy.deepcopy, or "
+                "DistributedDataParallel"
+            )
         # As two lists: this is asked at every forward.
         there = [siblings.get(name) for siblings, name in self._watched]
         if there == self._seen and list(map(type, self.layers.values())) == self._classes:
             return
+        if CONTROLLERS not in root._modules:
+            raise MismatchError(
+                "the network's controllers were deleted; call timestepper.detach(net), then attach again"
+            )
         for link in self._links:
             if link.now is not link.seen:
                 self._take_in(link)

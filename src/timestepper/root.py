@@ -41,32 +41,42 @@ def root_class(original: Any) -> Any:
         "_original": original,
     }
     methods |= {name: make(original) for name, make in root_methods.items() if hasattr(original, name)}
+    if isinstance(getattr(original, "dtype", None), property):  # transformers': that of the first parameter
+        methods["dtype"] = property(_own_dtype)
     if issubclass(original, nn.Sequential | nn.ModuleList | nn.ModuleDict):
         methods |= _hiding_controllers(original)
     return subclass(original, methods)
 
 
+def _own_dtype(net: nn.Module) -> torch.dtype:
+    """Controllers stay in float32, whatever the network is cast to."""
+    parameters = (p for name, p in net.named_parameters() if not name.startswith(f"{CONTROLLERS}."))
+    return next((p.dtype for p in parameters if p.is_floating_point()), torch.get_default_dtype())
+
+
+def _items(net: nn.Module) -> list[tuple[str, nn.Module | None]]:
+    return [(key, child) for key, child in net._modules.items() if key != CONTROLLERS]
+
+
+def _bare(net: nn.Module, original: Any) -> Any:
+    """The network without its controllers, to look at."""
+    bare = object.__new__(original)
+    bare.__dict__ = {**vars(net), "_modules": dict(_items(net))}
+    return bare
+
+
 def _hiding_controllers(original: Any) -> dict[str, Any]:
     """A network that is a container itself gains a child that is none of its items."""
-
-    def items(self):
-        return [(key, child) for key, child in self._modules.items() if key != CONTROLLERS]
-
-    def get_item(self, key):
-        bare = object.__new__(original)
-        bare.__dict__ = {**vars(self), "_modules": dict(items(self))}
-        return original.__getitem__(bare, key)
-
     keyed = issubclass(original, nn.ModuleDict)
     methods: dict[str, Any] = {
         "__len__": lambda self: len(self._modules) - 1,
-        "__iter__": lambda self: iter([key if keyed else child for key, child in items(self)]),
-        "__getitem__": get_item,
+        "__iter__": lambda self: iter([key if keyed else child for key, child in _items(self)]),
+        "__getitem__": lambda self, key: original.__getitem__(_bare(self, original), key),
     }
     if keyed:
         methods |= {
-            "items": items,
-            "keys": lambda self: [key for key, _ in items(self)],
-            "values": lambda self: [child for _, child in items(self)],
+            "items": _items,
+            "keys": lambda self: [key for key, _ in _items(self)],
+            "values": lambda self: [child for _, child in _items(self)],
         }
     return methods

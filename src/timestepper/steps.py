@@ -103,7 +103,8 @@ class Steps(Controlled):
                 raise WrappedModelError(
                     f"{path} has become a {type(module).__name__} since attach; undo that before detach"
                 )
-        del self.root._modules[CONTROLLERS], self.root.__dict__[STEPS]
+        self.root._modules.pop(CONTROLLERS, None)
+        del self.root.__dict__[STEPS]
         for _, module in changed:
             make_plain(module)
 

@@ -1,5 +1,7 @@
 """What is done to a network after attach: norms of another kind are taken in, what would run unstepped is refused."""
 
+import copy
+
 import pytest
 import timm
 import torch
@@ -10,7 +12,7 @@ from torchvision.ops.misc import FrozenBatchNorm2d
 from training import batch, bits, fits_its_fold, gradients, plain, same, small, train
 
 import timestepper
-from timestepper.errors import MismatchError, UnsupportedSiteError
+from timestepper.errors import MismatchError, UnsupportedSiteError, WrappedModelError
 
 
 def test_synchronised_norms_before_and_after_attach():
@@ -170,3 +172,26 @@ def test_a_head_that_timm_replaces_is_used():
     net.reset_classifier(7)
     assert net(batch()[0]).shape == (4, 7)
     assert torch.equal(timestepper.fold(net)(batch()[0]), net(batch()[0]))
+
+
+def test_controllers_that_are_deleted_are_missed_and_can_be_taken_off():
+    net = small()
+    del net.controllers
+    with pytest.raises(MismatchError, match=r"controllers were deleted; call timestepper\.detach\(net\)"):
+        net(batch()[0])
+    timestepper.detach(net)
+    net(batch()[0])
+
+
+def test_a_shallow_copy_is_refused():
+    net = small()
+    with pytest.raises(WrappedModelError, match=r"a shallow copy .* use copy\.deepcopy"):
+        copy.copy(net)(batch()[0])
+
+
+def test_what_is_folded_in_inference_mode_can_be_trained():
+    net, (images, labels) = small(), batch()
+    with torch.inference_mode():
+        folded = timestepper.fold(net)
+    nn.functional.cross_entropy(folded(images), labels).backward()
+    assert all(parameter.grad is not None for parameter in folded.parameters())

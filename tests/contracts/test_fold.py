@@ -92,7 +92,7 @@ def test_folding_in_half_precision_multiplies_in_float32_and_casts_once():
     net = small()
     exact = timestepper.fold(net).state_dict()
     low = copy.deepcopy(net).bfloat16()
-    with pytest.warns(UserWarning, match=r"cast once to bfloat16: a weight moves by at most 3\.9e-03"):
+    with pytest.warns(UserWarning, match=r"rounded to bfloat16: each weight changes by at most 3\.9e-03"):
         folded = timestepper.fold(low).eval()
     expected = {key: value.bfloat16() for key, value in net.state_dict().items()}
     step = timestepper.step_sizes(low)["layer1"]

@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "stepped": {"reparam"},
     "root": {"stepped"},
     "controlled": {"equations", "controllers", "kernels", "adapters", "reparam", "root"},
-    "links": {"reparam", "controlled", "stepped"},
+    "links": {"reparam", "controlled", "root", "stepped"},
     "steps": {"reparam", "kernels", "adapters", "controllers", "stepped", "root", "controlled", "links"},
     "sites": {"adapters", "controllers", "reparam", "steps"},
     "api": {"equations", "adapters", "controllers", "sites", "stepped", "root", "steps"},

@@ -133,6 +133,18 @@ def test_attached_and_folded_networks_write_the_same(name):
     assert torch.equal(timestepper.detach(net).generate(ids, **options), plain)
 
 
+def test_a_network_in_half_precision_says_so_and_writes_as_its_fold():
+    """transformers ask a network for its dtype, which is that of its first parameter: never a controller's."""
+    torch.manual_seed(1)
+    net = timestepper.attach(tiny(transformers, "Llama").eval().bfloat16())
+    assert net.dtype == torch.bfloat16
+    assert {parameter.dtype for parameter in timestepper.controller_parameters(net)} == {torch.float32}
+    ids, options = torch.randint(3, 99, (2, 6)), {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    with pytest.warns(UserWarning, match="folded in float32"):
+        folded = timestepper.fold(net)
+    assert torch.equal(net.generate(ids, **options), folded.generate(ids, **options))
+
+
 def test_a_network_of_transformers_is_attached_and_folded(attach_and_fold):
     net = tiny(transformers, "GPT2").eval()
     attach_and_fold(net, {"input_ids": torch.randint(99, (2, 6))}, "lstm", reduction=2)
