@@ -8,7 +8,7 @@ from timestepper.data import ArrayImages, Dataset
 from timestepper.data.cifar import NORMALISATION
 from timestepper.engine.distributed import Group
 from timestepper.engine.journal import Journal
-from timestepper.engine.loop import Plan, Training
+from timestepper.engine.loop import Training, TrainingPlan
 from timestepper.recipe.schema import Recipe
 from timestepper.runs import build
 
@@ -36,7 +36,7 @@ def training(recipe: Recipe, data: Dataset, device: torch.device) -> Training:
         build.schedule(replace(recipe, run=replace(recipe.run, epochs=10**6)), batches.steps),
         batches,
         None,
-        plan=Plan(seed=recipe.run.seed, checkpoint_epochs=0),
+        plan=TrainingPlan(seed=recipe.run.seed, checkpoint_epochs=0),
         runtime=runtime,
         journal=Journal(),
         group=group,

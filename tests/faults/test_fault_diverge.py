@@ -15,8 +15,8 @@ from watching import Watch
 
 from timestepper.engine import distributed
 from timestepper.engine.journal import FolderJournal, Journal
-from timestepper.engine.loop import Plan, Training
-from timestepper.engine.optimiser import Group, build
+from timestepper.engine.loop import Training, TrainingPlan
+from timestepper.engine.optimiser import ParameterGroup, build
 from timestepper.engine.progress import Display
 from timestepper.engine.rundir import RunDirectory
 from timestepper.engine.runtime import Runtime
@@ -68,11 +68,11 @@ def train_one_rank(spoilt_rank: int, spoil: float, run: Path) -> None:
     model = Root()
     training = Training(
         model,
-        build({"all": Group(model.parameters())}, lr=0.1),
+        build({"all": ParameterGroup(model.parameters())}, lr=0.1),
         Schedule(lr=0.1, epochs=1, steps_per_epoch=10, law="constant"),
         Batches(spoil if group.rank == spoilt_rank else None),
         None,
-        plan=Plan(log_steps=1, checkpoint_steps=1),
+        plan=TrainingPlan(log_steps=1, checkpoint_steps=1),
         runtime=Runtime(torch.device("cpu")),
         journal=journal or Journal(),
         group=group,

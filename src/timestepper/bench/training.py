@@ -51,7 +51,7 @@ class TrainingStep:
         before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
         self.model = case.runtime.place(model.train())
         self.optimiser = optimisers.build(
-            {"all": optimisers.Group(self.model.parameters())}, lr=1e-3, momentum=0.9, weight_decay=1e-4
+            {"all": optimisers.ParameterGroup(self.model.parameters())}, lr=1e-3, momentum=0.9, weight_decay=1e-4
         )
         self.images, self.labels = case.inputs()
         self._step = case.runtime.graphed(self._update)

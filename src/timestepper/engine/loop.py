@@ -8,7 +8,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from timestepper.engine.evaluation import Batches, Evaluation
 from timestepper.engine.journal import Journal
 from timestepper.engine.mailbox import Mailbox
 from timestepper.engine.metrics import Sums
+from timestepper.engine.observer import Observation, Observer
 from timestepper.engine.runtime import Runtime
 from timestepper.engine.schedule import Schedule
 from timestepper.engine.signals import Signals
@@ -31,26 +32,7 @@ _LAG = 16  # steps that the host may be ahead of the device
 
 
 @dataclass(frozen=True)
-class Observation:
-    """What the caller saw in the model at the end of an epoch."""
-
-    scalars: dict[str, float] = field(default_factory=dict)
-    profiles: dict[str, list[float]] = field(default_factory=dict)  # one number per depth
-    columns: dict[str, float] = field(default_factory=dict)  # shown beside the progress bar
-
-
-class Observer:
-    """Looks at the model at the end of every epoch; this one sees nothing."""
-
-    def __init__(self) -> None:
-        self.memory: list[torch.Tensor] = []  # what a look needs of the one before; a checkpoint keeps it
-
-    def look(self) -> Observation:
-        return Observation()
-
-
-@dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """What to minimise, and when to do what."""
 
     seed: int = 0
@@ -82,7 +64,7 @@ class Training:
         train: Batches,
         test: Batches | None,
         *,
-        plan: Plan,
+        plan: TrainingPlan,
         runtime: Runtime,
         journal: Journal,
         group: Group | None = None,

@@ -11,7 +11,7 @@ KINDS = ("sgd", "adamw")
 
 
 @dataclass(frozen=True)
-class Group:
+class ParameterGroup:
     """Parameters that share a weight decay and a multiple of the learning rate."""
 
     parameters: Iterable[nn.Parameter]
@@ -20,7 +20,7 @@ class Group:
 
 
 def build(
-    groups: Mapping[str, Group],
+    groups: Mapping[str, ParameterGroup],
     *,
     kind: str = "sgd",
     lr: float,

@@ -4,7 +4,8 @@ import ast
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from dataclasses import asdict, fields
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -15,11 +16,13 @@ from timestepper.api import attach
 from timestepper.controllers import parse
 from timestepper.engine import optimiser as optimisers
 from timestepper.engine.distributed import Group
-from timestepper.engine.loop import Plan
+from timestepper.engine.loop import TrainingPlan
 from timestepper.engine.runtime import Runtime
 from timestepper.engine.schedule import Schedule
 from timestepper.errors import RecipeError, UnknownNameError, first_line
 from timestepper.recipe.schema import ModelSettings, Recipe
+
+T = TypeVar("T")
 
 
 def dataset(recipe: Recipe) -> data.Dataset:
@@ -161,64 +164,31 @@ def optimiser(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
         vector = wanted.kind == "adamw" and parameter.dim() < 2
         members["controllers" if name.startswith("controllers.") else "vectors" if vector else "network"] += [parameter]
     decays = {"network": None, "vectors": 0.0, "controllers": decay}
+    groups = {name: optimisers.ParameterGroup(members[name], decays[name]) for name in members}
     return optimisers.build(
-        {name: optimisers.Group(members[name], decays[name]) for name in members},
-        kind=wanted.kind,
-        lr=wanted.lr,
-        momentum=wanted.momentum,
-        nesterov=wanted.nesterov,
-        beta2=wanted.beta2,
-        weight_decay=wanted.weight_decay,
+        groups, **{name: value for name, value in asdict(wanted).items() if name != "label_smoothing"}
     )
 
 
 def schedule(recipe: Recipe, steps_per_epoch: int) -> Schedule:
     """The learning rate of every step."""
-    wanted = recipe.schedule
-    return Schedule(
-        lr=recipe.optimiser.lr,
-        epochs=recipe.run.epochs,
-        steps_per_epoch=steps_per_epoch,
-        law=wanted.law,
-        milestones=wanted.milestones,
-        every=wanted.every,
-        factor=wanted.factor,
-        warmup_epochs=wanted.warmup_epochs,
-    )
+    whole = {"lr": recipe.optimiser.lr, "epochs": recipe.run.epochs, "steps_per_epoch": steps_per_epoch}
+    return _made(Schedule, recipe.schedule, **whole)
 
 
-def check_sync_bn(recipe: Recipe, device: torch.device) -> None:
-    """Training alone needs the statistics of all processes: what GPUs have trained is evaluated anywhere."""
-    if recipe.runtime.sync_bn and device.type != "cuda":
-        raise RecipeError("runtime.sync_bn needs GPUs, and this run is on the CPU; set runtime.sync_bn=false")
-
-
-def plan(recipe: Recipe) -> Plan:
+def plan(recipe: Recipe) -> TrainingPlan:
     """What to minimise; when to log, evaluate and save."""
-    run = recipe.run
-    return Plan(
-        seed=run.seed,
-        log_steps=run.log_steps,
-        evaluate_epochs=run.evaluate_epochs,
-        checkpoint_steps=run.checkpoint_steps,
-        checkpoint_epochs=run.checkpoint_epochs,
-        checkpoint_seconds=run.checkpoint_seconds,
-        label_smoothing=recipe.optimiser.label_smoothing,
-    )
+    return _made(TrainingPlan, recipe.run, label_smoothing=recipe.optimiser.label_smoothing)
 
 
 def runtime(recipe: Recipe, device: torch.device, tell: Callable[[str], None]) -> Runtime:
     """How to compute, with torch set up for it."""
-    wanted = recipe.runtime
-    built = Runtime(
-        device=device,
-        precision=wanted.precision,
-        compile=wanted.compile,
-        cuda_graph=wanted.cuda_graph,
-        channels_last=wanted.channels_last,
-        deterministic=wanted.deterministic,
-        fast_convolutions=wanted.fast_convolutions,
-        tell=tell,
-    )
+    built = _made(Runtime, recipe.runtime, device=device, tell=tell)
     built.configure()
     return built
+
+
+def _made(kind: type[T], section: Any, **more: Any) -> T:
+    """A part of the engine; what it shares with a section of the recipe has the same name in both."""
+    shared = {f.name for f in fields(kind)} & asdict(section).keys() - more.keys()  # type: ignore[arg-type]
+    return kind(**{name: getattr(section, name) for name in shared}, **more)

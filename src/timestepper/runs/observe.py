@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import nn
 
 from timestepper.api import evolution_time, is_attached, step_sizes
-from timestepper.engine.loop import Observation, Observer
+from timestepper.engine.observer import Observation, Observer
 from timestepper.errors import RecipeError, StabilityError
 from timestepper.stability import Monitor
 

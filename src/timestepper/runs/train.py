@@ -21,7 +21,7 @@ from timestepper.engine.rundir import TIMING, RunDirectory
 from timestepper.engine.runtime import choose_device
 from timestepper.engine.schedule import Schedule
 from timestepper.engine.signals import Signals
-from timestepper.errors import DistributedError, LoaderError, TimestepperError
+from timestepper.errors import DistributedError, LoaderError, RecipeError, TimestepperError
 from timestepper.recipe.load import as_dict, dump
 from timestepper.runs import build, finish
 from timestepper.runs.load import restore
@@ -87,7 +87,8 @@ class Process:
     def _join(self) -> None:
         """Meet the other processes; open the data."""
         recipe = self.run.recipe
-        build.check_sync_bn(recipe, self.device)
+        if recipe.runtime.sync_bn and self.device.type != "cuda":  # what GPUs have trained is evaluated anywhere
+            raise RecipeError("runtime.sync_bn needs GPUs, and this run is on the CPU; set runtime.sync_bn=false")
         if (advice := distributed.advice()) is not None:
             self.display.tell(advice)
         self.group = distributed.start(self.device, self._dist_timeout)

@@ -13,8 +13,9 @@ from torch import nn
 
 from timestepper.engine.distributed import Group
 from timestepper.engine.journal import Journal
-from timestepper.engine.loop import Interrupted, Observation, Observer
+from timestepper.engine.loop import Interrupted
 from timestepper.engine.metrics import Sums
+from timestepper.engine.observer import Observation, Observer
 from timestepper.engine.signals import Signals
 from timestepper.errors import CheckpointError, DiskFullError, DivergedError
 

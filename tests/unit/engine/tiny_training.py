@@ -8,7 +8,7 @@ from torch import nn
 from timestepper.engine import optimiser
 from timestepper.engine.distributed import Group
 from timestepper.engine.journal import FolderJournal, Journal
-from timestepper.engine.loop import Plan, Training
+from timestepper.engine.loop import Training, TrainingPlan
 from timestepper.engine.progress import Display
 from timestepper.engine.rundir import RunDirectory
 from timestepper.engine.runtime import Runtime
@@ -68,11 +68,11 @@ def training(folder=None, *, model=None, group=None, signals=None, device="cpu",
     share = {"rank": group.rank, "world": group.world, "device": device}
     run = Training(
         model,
-        optimiser.build({"all": optimiser.Group(model.parameters())}, kind=kind, lr=lr, weight_decay=1e-4),
+        optimiser.build({"all": optimiser.ParameterGroup(model.parameters())}, kind=kind, lr=lr, weight_decay=1e-4),
         schedule,
         batches(**share),
         TinyBatches(training=False, **share),
-        plan=Plan(**{"log_steps": 1, **options}),
+        plan=TrainingPlan(**{"log_steps": 1, **options}),
         runtime=Runtime(torch.device(device), **runtime_options),
         journal=journal,
         group=group,

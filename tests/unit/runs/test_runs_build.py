@@ -12,6 +12,8 @@ from timestepper.errors import RecipeError
 from timestepper.recipe.load import load, loads, shipped
 from timestepper.runs import build
 from timestepper.runs.observe import NetworkObserver
+from timestepper.runs.run import Run
+from timestepper.runs.start import train
 
 SHAPES = {"digits": (10, (1, 8, 8)), "cifar10": (10, (3, 32, 32)), "cifar100": (100, (3, 32, 32))}
 
@@ -184,9 +186,10 @@ def test_the_monitor_adds_the_bound_to_what_is_seen(kind):
     assert ("step_size/layer1" in seen.scalars) == (kind == "lstm")
 
 
-def test_sync_bn_needs_gpus():
+def test_sync_bn_needs_gpus(tmp_path):
     with pytest.raises(RecipeError, match=r"runtime\.sync_bn needs GPUs"):
-        build.check_sync_bn(small("runtime.sync_bn=true"), torch.device("cpu"))
+        train(Run(small("runtime.sync_bn=true", "runtime.device=cpu"), "x", tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_loaders_have_the_shapes_of_the_recipe():

@@ -45,7 +45,7 @@ def test_a_finished_sweep_is_not_repeated_but_gives_its_records(swept, tmp_path)
     before = [(entry.path / "record.json").stat().st_mtime_ns for entry in swept]
     runs = run_sweep(swept, results=tmp_path / "results")
     assert outcomes(runs) == ["already finished"] * 4
-    assert len(list((tmp_path / "results").iterdir())) == 4
+    assert len(list((tmp_path / "results").glob("*.json"))) == 4
     assert exit_code(runs, 0) == 0
     assert [(entry.path / "record.json").stat().st_mtime_ns for entry in swept] == before
 
