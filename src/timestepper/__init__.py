@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from timestepper.api import (
         attach,
         detach,
+        discover,
         evolution_time,
         fold,
         frozen_steps,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from timestepper.inspection import descriptor_influence, summary
     from timestepper.integrations.pretrained import from_pretrained
     from timestepper.saving import load_controllers, load_folded, save_controllers, save_folded
-    from timestepper.sites import discover
     from timestepper.training import controller_parameters, freeze_base, parameter_groups
 
 __version__ = "0.1.0"
@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 
-_HOMES = ("api", "training", "sites", "inspection", "saving", "integrations.pretrained")
+_HOMES = ("api", "training", "inspection", "saving", "integrations.pretrained")
 
 
 def __getattr__(name: str):

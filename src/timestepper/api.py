@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from timestepper import equations, steps
-from timestepper.adapters import Stage
 from timestepper.controllers import Controller, ControllerSpec, parse
 from timestepper.errors import (
     AlreadyAttachedError,
@@ -25,7 +24,7 @@ from timestepper.errors import (
     WrappedModelError,
 )
 from timestepper.root import CONTROLLERS
-from timestepper.sites import Discovery, find, reduced
+from timestepper.sites import Discovery, Stage, find, reduced, search
 from timestepper.stepped import is_stepped
 from timestepper.steps import Stepping, Steps, find_inside, find_steps
 
@@ -83,10 +82,8 @@ def attach(
         raise UnknownNameError(f"unknown descriptor {descriptor!r}; known are {', '.join(DESCRIPTORS)}")
     if reduction is not None and (not isinstance(reduction, int) or reduction < 1):
         raise StepSizeError(f"reduction must be a whole number of at least 1, not {reduction!r}")
-    if hasattr(model, CONTROLLERS):
-        raise AlreadyAttachedError(f"{type(model).__name__} has a part or attribute named 'controllers'; rename it")
     begin = _start(start, spec)
-    stages = find(model, example, sites, exclude)
+    stages = find(model, _bare, example, sites, exclude)
     if reduction is None and any(site.entries for stage in stages for site in stage.sites):  # discovered
         size = sum(parameter.numel() for parameter in model.parameters())
         stages = reduced(stages, spec, descriptor == "visible", size)
@@ -115,6 +112,33 @@ def _refuse_division_by_zero(controller: ControllerSpec, stages: Sequence[Stage]
         raise StepSizeError(
             f"{gated}: {controller} would divide the first layer of its squeeze-excite gate by 0; use another value"
         )
+
+
+def discover(net: nn.Module, example: Any = None) -> Discovery:
+    """Look for the residual branches of a network, whatever it is, and prove for each that it can take a step size.
+
+    One eager forward on a copy shows the sums; for each the walk back along its branch finds the parameters that the
+    step size enters. The network itself is not touched.
+
+    Args:
+        net: a network without controllers.
+        example: what its forward takes: a tensor, a tuple of arguments, or a dict of arguments by name. By default it
+            is made from the network's configuration (timm, transformers).
+
+    Returns:
+        A table: ``print`` it. ``attach(net, sites=...)`` takes it.
+
+    Raises:
+        MismatchError: the network says nothing of its input, or fails on the example.
+        AlreadyAttachedError, WrappedModelError: it has controllers already; it is compiled or wrapped.
+    """
+    _refuse_wrapped(net)
+    return search(net, _bare, example)
+
+
+def _bare(net: nn.Module, stages: tuple[Stage, ...]) -> Steps:
+    """One learned number per channel and site: what proves that a site takes its step sizes."""
+    return Steps(net, Stepping(stages, ControllerSpec("independent"), None, "mean", True))
 
 
 @torch.inference_mode(False)  # else the copy could not be trained
@@ -252,8 +276,11 @@ def is_attached(net: nn.Module) -> bool:
 
 def _refuse_wrapped(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
-        raise NoSitesError(
-            f"attach takes a network, not {model!r}; timestepper.adapters.create_model makes one by name"
+        raise NoSitesError(f"a network is needed, not {model!r}; timestepper.adapters.create_model makes one by name")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise WrappedModelError(
+            f"{model.original_name} is TorchScript, whose layers cannot be changed; attach to the Python network, and "
+            "script or trace timestepper.fold(net)"
         )
     for path, module in model.named_modules():
         if (found := steps.find(module)) is not None:
@@ -274,6 +301,8 @@ def _refuse_wrapped(model: nn.Module) -> None:
             )
         if module._compiled_call_impl is not None:
             raise WrappedModelError(f"{path or kind} is compiled; attach first, then compile the result")
+    if hasattr(model, CONTROLLERS):
+        raise AlreadyAttachedError(f"{type(model).__name__} has a part or attribute named 'controllers'; rename it")
 
 
 _WRAPPERS = {

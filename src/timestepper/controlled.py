@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from timestepper import equations, kernels, reparam
-from timestepper.adapters import Site, Stage
 from timestepper.controllers import Controller, ControllerSpec, StageShape
 from timestepper.controllers.base import at_least_float32, by_stage, in_one
 from timestepper.controllers.gain import log_gain
 from timestepper.errors import StepSizeError
 from timestepper.root import CONTROLLERS
+from timestepper.sites import Site, Stage
 
 Convs = dict[str, tuple[dict[str, nn.Module | None], str]]  # by path: the siblings of a layer, and its name among them
 

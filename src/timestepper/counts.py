@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from timestepper import equations
-from timestepper.adapters import create_model
 from timestepper.api import attach, detach, find_steps, step_sizes
 from timestepper.inspection import controller_multiply_adds, count_parameters, multiply_adds
+from timestepper.sites import create_model
 from timestepper.steps import Steps
 
 INPUT = (3, 224, 224)

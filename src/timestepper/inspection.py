@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from timestepper.adapters import skipped_blocks
 from timestepper.api import detach, find_steps, is_attached, step_sizes
 from timestepper.equations import evolution_time
 from timestepper.errors import MismatchError, UnknownNameError, first_line
+from timestepper.sites import skipped_blocks
 from timestepper.sites.twin import without_hooks
 from timestepper.steps import Steps
 

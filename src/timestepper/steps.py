@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from timestepper import kernels, reparam
-from timestepper.adapters import Site
 from timestepper.controlled import Controlled, Controllers, End, Stepping, is_sharded
 from timestepper.controllers.base import in_transform
 from timestepper.errors import NotAttachedError, UnsupportedSiteError, WrappedModelError
 from timestepper.links import Links
 from timestepper.reparam import Entry
 from timestepper.root import CONTROLLERS, STEPS, root_class
+from timestepper.sites import Site
 from timestepper.stepped import Given, Taken, make_plain, make_reader, make_stepped
 
 

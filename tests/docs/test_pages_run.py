@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from timestepper import controllers, names
-from timestepper.adapters import base
+from timestepper.sites import known
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +21,7 @@ PAGES = {page.relative_to(ROOT).as_posix(): page for page in FILES if blocks(pag
 
 @pytest.fixture(autouse=True)
 def _registries_restored():
-    tables = (controllers.KINDS, names.CONTROLLERS, base._ADAPTERS)
+    tables = (controllers.KINDS, names.CONTROLLERS, known._ADAPTERS)
     before = [dict(table) for table in tables]
     yield
     for table, kept in zip(tables, before, strict=True):

@@ -8,17 +8,17 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import timestepper
-from timestepper.adapters import base, create_model, find_stages, skipped_blocks
 from timestepper.errors import UnknownNameError, UnsupportedSiteError
 from timestepper.models import CifarResNet
+from timestepper.sites import create_model, find_stages, known, skipped_blocks
 
 
 @pytest.fixture
 def _registry_restored():
-    before = dict(base._ADAPTERS)
+    before = dict(known._ADAPTERS)
     yield
-    base._ADAPTERS.clear()
-    base._ADAPTERS.update(before)
+    known._ADAPTERS.clear()
+    known._ADAPTERS.update(before)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ class Block(nn.Module):
 
 @pytest.mark.usefixtures("_registry_restored")
 def test_a_change_of_width_inside_one_container_starts_a_new_stage():
-    timestepper.adapters.register(Block)(lambda block: base.Branch(convs=("inner",), last=("outer",)))
+    timestepper.adapters.register(Block)(lambda block: known.Branch(convs=("inner",), last=("outer",)))
     model = nn.Sequential(Block(4), Block(4), nn.Linear(4, 8), Block(8))
     stages = find_stages(model)
     assert [(stage.name, len(stage.sites), stage.channels) for stage in stages] == [
@@ -90,7 +90,7 @@ def test_a_change_of_descriptor_or_reduction_starts_a_new_stage():
     """One controller reads descriptors of one length and has one width."""
 
     def adapter(block):
-        return base.Branch(convs=block.convs, last=("outer",), reduction=block.reduction)
+        return known.Branch(convs=block.convs, last=("outer",), reduction=block.reduction)
 
     timestepper.adapters.register(Block)(adapter)
     model = nn.Sequential(Block(4), Block(4), Block(4), Block(4))
@@ -101,7 +101,7 @@ def test_a_change_of_descriptor_or_reduction_starts_a_new_stage():
 
 @pytest.mark.usefixtures("_registry_restored")
 def test_a_block_may_be_the_whole_network():
-    timestepper.adapters.register(Block)(lambda block: base.Branch(convs=("inner",), last=("outer",)))
+    timestepper.adapters.register(Block)(lambda block: known.Branch(convs=("inner",), last=("outer",)))
     net = timestepper.attach(Block(4)).eval()
     x = torch.randn(2, 4)
     assert timestepper.step_sizes(net)["blocks"].shape == (1, 4)
@@ -111,7 +111,7 @@ def test_a_block_may_be_the_whole_network():
 @pytest.mark.usefixtures("_registry_restored")
 def test_an_adapter_may_leave_a_block_out():
     def wide_only(block):
-        return base.Branch(convs=("inner",), last=("outer",)) if block.outer.out_features > 4 else None
+        return known.Branch(convs=("inner",), last=("outer",)) if block.outer.out_features > 4 else None
 
     timestepper.adapters.register(Block)(wide_only)
     model = nn.Sequential(Block(4), nn.Linear(4, 8), Block(8))
@@ -153,7 +153,7 @@ class OddBlock(Block):
     ],
 )
 def test_a_mistake_in_an_adapter_is_named(mistake, reason):
-    branch = base.Branch(**{"convs": ("inner",), "last": ("outer",), **mistake})
+    branch = known.Branch(**{"convs": ("inner",), "last": ("outer",), **mistake})
     timestepper.adapters.register(OddBlock)(lambda block: branch)
     with pytest.raises(UnsupportedSiteError, match=f"^0: {reason}"):
         timestepper.attach(nn.Sequential(OddBlock(4)))
@@ -227,7 +227,7 @@ def test_a_weight_that_a_hook_computes_is_named_and_the_advice_helps(kind):
 
 @pytest.mark.usefixtures("_registry_restored")
 def test_a_gate_whose_weight_is_computed_is_named():
-    timestepper.adapters.register(Block)(lambda block: base.Branch(convs=("inner",), last=("inner",), gate="outer"))
+    timestepper.adapters.register(Block)(lambda block: known.Branch(convs=("inner",), last=("inner",), gate="outer"))
     model = nn.Sequential(Block(4))
     prune.identity(model[0].outer, "weight")
     with pytest.raises(UnsupportedSiteError, match=r"0\.outer: the gate starts with Linear, .*not parametrised"):
@@ -248,11 +248,11 @@ class Outer(nn.Module):
 @pytest.mark.usefixtures("_registry_restored")
 def test_a_layer_that_ends_two_branches_is_named():
     """One of the two step sizes would be lost, and its controller never learn."""
-    timestepper.adapters.register(Block)(lambda block: base.Branch(convs=("inner",), last=("outer",)))
-    timestepper.adapters.register(Outer)(lambda block: base.Branch(convs=("first",), last=("block.outer",)))
+    timestepper.adapters.register(Block)(lambda block: known.Branch(convs=("inner",), last=("outer",)))
+    timestepper.adapters.register(Outer)(lambda block: known.Branch(convs=("first",), last=("block.outer",)))
     with pytest.raises(UnsupportedSiteError, match=r"0\.block\.outer\.weight would take two step sizes"):
         timestepper.attach(nn.Sequential(Outer(4)))
-    timestepper.adapters.register(Outer)(lambda block: base.Branch(convs=("first",), last=("first",)))
+    timestepper.adapters.register(Outer)(lambda block: known.Branch(convs=("first",), last=("first",)))
     net = timestepper.attach(nn.Sequential(Outer(4)))
     net(torch.randn(2, 4)).sum().backward()
     assert all(parameter.grad.any() for parameter in net.controllers.parameters() if parameter.dim() == 1)
@@ -278,7 +278,7 @@ def test_a_layer_that_ends_two_branches_is_named():
 )
 def test_every_stage_has_a_controller_of_its_own(containers, names):
     """A ModuleDict, which holds them, takes no dots and no names of its own methods."""
-    timestepper.adapters.register(Block)(lambda block: base.Branch(convs=("inner",), last=("outer",)))
+    timestepper.adapters.register(Block)(lambda block: known.Branch(convs=("inner",), last=("outer",)))
     model = nn.Module()
     for width, container in enumerate(containers, 1):
         path = model
@@ -298,5 +298,5 @@ def test_a_subclass_is_a_class_of_its_own():
         def forward(self, x):
             return x - self.outer(self.inner(x))
 
-    timestepper.adapters.register(Block)(lambda block: base.Branch(convs=("inner",), last=("outer",)))
+    timestepper.adapters.register(Block)(lambda block: known.Branch(convs=("inner",), last=("outer",)))
     assert [site.path for stage in find_stages(nn.Sequential(Block(4), Other(4))) for site in stage.sites] == ["0"]

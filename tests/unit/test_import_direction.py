@@ -19,29 +19,29 @@ ALLOWED: dict[str, set[str]] = {
     "reparam": {"controllers"},
     "kernels": {"equations", "controllers"},
     "models": set(),
-    "adapters": {"models", "reparam"},
+    "sites": {"controllers", "models", "reparam"},
+    "adapters": {"sites"},
     "stepped": {"reparam"},
     "root": {"stepped"},
-    "controlled": {"equations", "controllers", "kernels", "adapters", "reparam", "root"},
+    "controlled": {"equations", "controllers", "kernels", "sites", "reparam", "root"},
     "links": {"reparam", "controlled", "root", "stepped"},
-    "steps": {"reparam", "kernels", "adapters", "controllers", "stepped", "root", "controlled", "links"},
-    "sites": {"adapters", "controllers", "reparam", "steps"},
-    "api": {"equations", "adapters", "controllers", "sites", "stepped", "root", "steps"},
+    "steps": {"reparam", "kernels", "sites", "controllers", "stepped", "root", "controlled", "links"},
+    "api": {"equations", "sites", "controllers", "stepped", "root", "steps"},
     "training": {"steps"},
-    "inspection": {"api", "sites", "steps", "adapters", "equations"},
+    "inspection": {"api", "sites", "steps", "equations"},
     "saving": {"api", "sites", "steps", "files"},
     "integrations": {"api", "reparam", "saving", "steps", "root"},
-    "stability": {"equations", "api", "adapters"},
+    "stability": {"equations", "api", "sites"},
     "data": {"files"},
     "engine": {"files", "kernels", "torchrun"},
     "records": {"names", "files"},
-    "bench": {"names", "controllers", "adapters", "api", "inspection", "engine", "records"},
-    "counts": {"equations", "adapters", "api", "inspection", "steps"},
+    "bench": {"names", "controllers", "sites", "api", "inspection", "engine", "records"},
+    "counts": {"equations", "sites", "api", "inspection", "steps"},
     "recipe": {"names", "engine"},
     "runs": {
         "names",
         "controllers",
-        "adapters",
+        "sites",
         "api",
         "inspection",
         "saving",
@@ -57,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"files", "names", "records"},
 }
 LEAVES = {"errors", "terminal", "validate"}  # anyone may import these
-FOREIGN = {"timm": {"adapters", "bench"}, "torchvision": {"adapters", "data"}}  # and who may import them
+FOREIGN = {"timm": {"sites", "bench"}, "torchvision": {"sites", "data"}}  # and who may import them
 
 
 def parts() -> dict[str, list[Path]]:

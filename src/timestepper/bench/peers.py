@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import timestepper
 from timestepper import names
-from timestepper.adapters import create_model, find_stages
 from timestepper.controllers import parse
 from timestepper.errors import UnknownNameError
+from timestepper.sites import create_model, find_stages
 
 DROP = 0.1  # a usual rate of stochastic depth
 

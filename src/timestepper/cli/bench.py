@@ -27,13 +27,13 @@ def bench(
     """Compare training, inference, memory and compile time of plain, literal, ours and peers in one run."""
     import json as json_format
 
-    from timestepper.adapters import input_pixels
     from timestepper.bench import compare
     from timestepper.bench.render import show
     from timestepper.bench.training import MODES
     from timestepper.engine.runtime import PRECISIONS, choose_device
     from timestepper.errors import UnknownNameError
     from timestepper.files import prepare_file, write_atomic
+    from timestepper.sites import input_pixels
 
     chosen = choose_device(device)
     cuda = chosen.type == "cuda"

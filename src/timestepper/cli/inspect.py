@@ -24,8 +24,7 @@ def inspect(
     import torch
 
     import timestepper
-    from timestepper.adapters import create_model, input_pixels
-    from timestepper.sites import is_known
+    from timestepper.sites import create_model, input_pixels, is_known
 
     pixels = input_size or input_pixels(model)
     net = create_model(model, original_stride=original_stride)

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 import timestepper
 from timestepper import data as data_sets
 from timestepper import torchrun
-from timestepper.adapters import create_model, input_pixels
 from timestepper.engine import distributed
 from timestepper.engine.runtime import choose_device
 from timestepper.errors import StabilityError, UnknownNameError
 from timestepper.runs.load import restore
 from timestepper.saving import load_folded
+from timestepper.sites import create_model, input_pixels
 from timestepper.stability import Pixels, analyse, ode, robustness
 from timestepper.stability.robustness import Share
 

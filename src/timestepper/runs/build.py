@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from timestepper import data, names
-from timestepper.adapters import create_model, find_stages
 from timestepper.api import attach
 from timestepper.controllers import parse
 from timestepper.engine import optimiser as optimisers
@@ -21,6 +20,7 @@ from timestepper.engine.runtime import Runtime
 from timestepper.engine.schedule import Schedule
 from timestepper.errors import RecipeError, UnknownNameError, first_line
 from timestepper.recipe.schema import ModelSettings, Recipe
+from timestepper.sites import create_model, find_stages
 
 T = TypeVar("T")
 

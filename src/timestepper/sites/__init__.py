@@ -1,182 +1,25 @@
 """Where the sites of a network are: adapters of the paper's families know theirs, any other network is discovered."""
 
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
-from fnmatch import fnmatchcase
-from typing import Any
-
-import torch
-from torch import nn
-
-from timestepper.adapters import Site, Stage, find_stages
-from timestepper.adapters.base import only_ours
-from timestepper.errors import MismatchError, NoSitesError, UnknownNameError, UnsupportedSiteError, first_line
-from timestepper.reparam import trained
-from timestepper.sites import blocks
-from timestepper.sites.discovery import NotTaken, candidates, length
-from timestepper.sites.example import NeedsExampleError, calls_of
-from timestepper.sites.proof import prove
-from timestepper.sites.stages import grouped, reduced
+from timestepper.sites.families import LIBRARIES, create_model, input_pixels, use_original_stride
+from timestepper.sites.finding import find, is_known, search
+from timestepper.sites.known import Branch, Site, Stage, find_stages, register, skipped_blocks
+from timestepper.sites.stages import reduced
 from timestepper.sites.table import Discovery
-from timestepper.sites.trace import Trace
-from timestepper.sites.twin import Call, lean_twin, left_alone, twin
 
-Patterns = str | Sequence[str] | None
-
-
-def find(
-    net: nn.Module, example: Any = None, sites: Patterns | Discovery = None, exclude: Patterns = None
-) -> tuple[Stage, ...]:
-    """The stages of a network: those of adapters where they know one of its blocks, else what is discovered."""
-    if isinstance(sites, Discovery):
-        _refuse_another_s(net, sites)
-        return _chosen(sites.stages, None, exclude) if exclude is not None else sites.stages
-    try:
-        stages = find_stages(net)
-    except (NoSitesError, UnsupportedSiteError) as error:
-        if not only_ours(net):
-            raise
-        try:
-            stages = list(_discovered(net, example))
-        except NeedsExampleError as needs:
-            raise (error if isinstance(error, UnsupportedSiteError) else needs) from None
-    return _chosen(stages, sites, exclude) if sites is not None or exclude is not None else tuple(stages)
-
-
-def is_known(net: nn.Module) -> bool:
-    """Whether adapters say where the sites of a network are."""
-    try:
-        return bool(find_stages(net))
-    except (NoSitesError, UnsupportedSiteError):
-        return not only_ours(net)
-
-
-def _refuse_another_s(net: nn.Module, found: Discovery) -> None:
-    """What was discovered in one network says nothing of another."""
-    for site in (site for stage in found.stages for site in stage.sites):
-        try:
-            layers = [(net.get_submodule(entry.layer), entry.name) for entry in site.entries]
-            described = sum(length(net, *each) for each in zip(site.convs, site.means, strict=True))
-            fits = described == site.descriptor and all(trained(layer, name) is not None for layer, name in layers)
-        except AttributeError:
-            fits = False
-        if not fits:
-            raise MismatchError(
-                f"{site.path} of the {found.network} that was discovered is not in this {type(net).__name__}; "
-                "call timestepper.discover on this very network"
-            )
-
-
-def discover(net: nn.Module, example: Any = None) -> Discovery:
-    """Look for the residual branches of a network, whatever it is, and prove for each that it can take a step size.
-
-    One eager forward on a copy shows the sums; for each the walk back along its branch finds the parameters that the
-    step size enters. The network itself is not touched.
-
-    Args:
-        net: a network without controllers.
-        example: what its forward takes: a tensor, a tuple of arguments, or a dict of arguments by name. By default it
-            is made from the network's configuration (timm, transformers).
-
-    Returns:
-        A table: ``print`` it.
-
-    Raises:
-        MismatchError: the network says nothing of its input, or fails on the example.
-    """
-    *small, call = calls_of(net, example)
-    large = sum(parameter.numel() for parameter in net.parameters()) > blocks.LARGE
-    with left_alone():
-        copy = (lean_twin(net) if large else twin(net)).eval()
-        dtype = _dtype(net) if large else torch.float64
-        trace, call = _first_that_runs(copy, small, call, dtype)
-        found, refused = candidates(trace, copy)
-        results = blocks.prove_blocks(copy, call, dtype, found) if large else prove(copy, call, found)
-    proved = {c.site.path: result for c, result in zip(found, results, strict=True) if isinstance(result, float)}
-    wrong = [
-        NotTaken(candidate.site.path, result, residual=True)
-        for candidate, result in zip(found, results, strict=True)
-        if isinstance(result, str)
-    ]
-    stages = grouped([candidate.site for candidate in found if candidate.site.path in proved])
-    return Discovery(type(net).__name__, tuple(stages), proved, (*refused, *wrong))
-
-
-def _discovered(net: nn.Module, example: Any) -> tuple[Stage, ...]:
-    found = discover(net, example)
-    if found.stages:
-        return found.stages
-    reasons = [f"{sum_.path or 'the network'}: {sum_.reason}" for sum_ in found.refused]
-    more = f"; and {len(reasons) - 3} more" if len(reasons) > 3 else ""
-    said = f"of {len(reasons)} sums none can take a step size ({'; '.join(reasons[:3])}{more})"
-    raise NoSitesError(
-        f"{found.network} has no residual branch: {said if reasons else 'its forward adds no two features'}"
-    )
-
-
-def _dtype(net: nn.Module) -> torch.dtype:
-    return next((parameter.dtype for parameter in net.parameters() if parameter.is_floating_point()), torch.float32)
-
-
-def _first_that_runs(net: nn.Module, small: list[Call], call: Call, dtype: torch.dtype) -> tuple[Trace, Call]:
-    for less in small:
-        with suppress(MismatchError):
-            return _traced(net, less, dtype), less
-    return _traced(net, call, dtype), call
-
-
-@torch.no_grad()
-def _traced(net: nn.Module, call: Call, dtype: torch.dtype) -> Trace:
-    """The graph of one forward of a copy."""
-    traces: list[Trace] = []
-
-    class Entered(nn.Module):
-        """Begins the trace with the very tensors that the network gets."""
-
-        def forward(self, *args, **kwargs):
-            trace = Trace(net, (args, kwargs), precise=dtype == torch.float64)
-            traces.append(trace)
-            with trace.places.followed(), trace:
-                return net(*args, **kwargs)
-
-    entered = Entered()
-    entered.inner = net
-    try:
-        call(entered, dtype)
-    except Exception as error:  # of a foreign network, which can raise anything
-        where = traces[0].places.failed if traces else ""
-        raise MismatchError(
-            f"{type(net).__name__} fails on an example of {call}{f' in {where}' if where else ''}: "
-            f"{type(error).__name__}: {first_line(error)}; pass example=, what its forward takes"
-        ) from error
-    finally:
-        for trace in traces:
-            trace.forget()
-    return traces[0]
-
-
-def _chosen(stages: Sequence[Stage], sites: Patterns, exclude: Patterns) -> tuple[Stage, ...]:
-    """Those sites whose name, or that of an absorbing layer, fits a pattern of ``sites`` and none of ``exclude``."""
-    every = [site for stage in stages for site in stage.sites]
-    keep = {site.path for site in every if sites is None or _fits(site, _listed(sites))}
-    keep -= {site.path for site in every if exclude is not None and _fits(site, _listed(exclude))}
-    for pattern in (*_listed(sites), *_listed(exclude)):
-        if not any(_fits(site, [pattern]) for site in every):
-            known = ", ".join(site.path for site in every[:6])
-            raise UnknownNameError(f"no site is called {pattern!r}; there are {known}{', …' if len(every) > 6 else ''}")
-    if not keep:
-        raise NoSitesError("sites= and exclude= leave no site; give others")
-    kept = [replace(stage, sites=tuple(s for s in stage.sites if s.path in keep)) for stage in stages]
-    return tuple(stage for stage in kept if stage.sites)
-
-
-def _fits(site: Site, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for name in (site.path, *site.last) for pattern in patterns)
-
-
-def _listed(patterns: Patterns) -> list[str]:
-    return [patterns] if isinstance(patterns, str) else list(patterns or ())
-
-
-__all__ = ["Discovery", "discover", "find", "is_known", "reduced"]
+__all__ = [
+    "LIBRARIES",
+    "Branch",
+    "Discovery",
+    "Site",
+    "Stage",
+    "create_model",
+    "find",
+    "find_stages",
+    "input_pixels",
+    "is_known",
+    "reduced",
+    "register",
+    "search",
+    "skipped_blocks",
+    "use_original_stride",
+]

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from timestepper.adapters import Site
-from timestepper.sites.proof import Candidate, Sum, prove
+from timestepper.errors import MismatchError
+from timestepper.sites.known import Site
+from timestepper.sites.proof import Attach, Candidate, Sum, prove
 from timestepper.sites.twin import Call, twin
 
 LARGE = 500_000_000  # parameters; beyond this no copy of the whole is made
@@ -27,7 +28,9 @@ class Holder(nn.Module):
 
 
 @torch.no_grad()
-def prove_blocks(net: nn.Module, call: Call, dtype: torch.dtype, candidates: list[Candidate]) -> list[float | str]:
+def prove_blocks(
+    net: nn.Module, call: Call, dtype: torch.dtype, candidates: list[Candidate], attach: Attach
+) -> list[float | str]:
     """As :func:`prove` does with the whole. The network runs once more, to see what its blocks are given."""
     homes = [_home(candidate) for candidate in candidates]
     given = _inputs(net, call, dtype, {home for home in homes if home})
@@ -35,7 +38,10 @@ def prove_blocks(net: nn.Module, call: Call, dtype: torch.dtype, candidates: lis
     for home in dict.fromkeys(home for home in homes if home in given):
         inside = [number for number, other in enumerate(homes) if other == home]
         block = twin(Holder(net.get_submodule(home)))
-        found = prove(block, given[home], [_within(candidates[number], home) for number in inside])
+        try:
+            found = prove(block, given[home], [_within(candidates[number], home) for number in inside], attach)
+        except MismatchError as error:
+            found = [f"its block {home} cannot be proved by itself: {error}"] * len(inside)
         for number, result in zip(inside, found, strict=True):
             results[number] = result
     return results

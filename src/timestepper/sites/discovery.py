@@ -5,8 +5,8 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from timestepper.adapters import Site
 from timestepper.reparam import Entry
+from timestepper.sites.known import Site
 from timestepper.sites.proof import Candidate, Sum
 from timestepper.sites.shapes import CUTS, MOVES, PASSES, REDUCES, cut
 from timestepper.sites.sources import (
@@ -96,7 +96,9 @@ def _branch_of(trace: Trace, total: Node) -> _Branch:
     if not any(matrix_of(node) for node in between):
         raise _NoResidual("its branch has no convolution or linear layer")
     if all(map(_linear, between)):
-        raise _NoResidual("its branch is linear: part of one re-parameterised layer, or a position encoding")
+        raise _NoResidual(
+            "its branch is linear: an adapter of low rank, part of one re-parameterised layer, or a position encoding"
+        )
     return _Branch(total, branch, between)
 
 

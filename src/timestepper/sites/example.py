@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from timestepper.errors import MismatchError
 from timestepper.sites.twin import Call
@@ -24,6 +25,7 @@ def calls_of(net: nn.Module, example: Any = None) -> list[Call]:
     """
     if example is None:
         return _made(net)
+    example = tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, example)
     if isinstance(example, tuple):
         return [Call(example, {})]
     return [Call((), example) if isinstance(example, dict) else Call((example,), {})]

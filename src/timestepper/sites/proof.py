@@ -6,20 +6,20 @@ of the attached run are replaced by those of the literal one, so that each site 
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from timestepper.adapters import Site
-from timestepper.controllers import ControllerSpec
+from timestepper.errors import MismatchError
+from timestepper.sites.known import Site, Stage
 from timestepper.sites.stages import grouped
 from timestepper.sites.trace import IN_PLACE, Places, Watching, function_name
-from timestepper.sites.twin import Call, in_single, seed
-from timestepper.steps import Stepping, Steps
+from timestepper.sites.twin import Call, in_single
 
+Attach = Callable[[nn.Module, tuple[Stage, ...]], Any]  # gives the Steps of a network with independent controllers
 TOLERANCE = 1e-10
 _SINGLE = 1e-4  # for the run in float32, attached against folded: the same numbers, if no layer misses its step
 
@@ -42,29 +42,29 @@ class Candidate:
 
 
 @torch.no_grad()
-def prove(net: nn.Module, call: Call, candidates: list[Candidate]) -> list[float | str]:
+def prove(net: nn.Module, call: Call, candidates: list[Candidate], attach: Attach) -> list[float | str]:
     """For each candidate its error, or why it is refused. The network, in float64, is used up."""
     if not candidates:
         return []
     drawing = torch.Generator().manual_seed(1)
     logits = [torch.randn(c.site.channels, generator=drawing, dtype=torch.float64) for c in candidates]
     results: list[float | str] = [0.0] * len(candidates)
-    for mode in ("eval", "train"):
-        compared = (
-            _compare(net.eval(), call, candidates, logits)
-            if mode == "eval"
-            else _trained(net, call, candidates, logits)
-        )
+    told: set[tuple[str, int]] = set()
+    for mode, compare in (("eval", _in_eval), ("train", _in_train)):
+        compared = compare(net, call, candidates, logits, attach)
         if compared is None:
             continue
-        errors, output = compared
-        results = [_judged(result, error, mode) for result, error in zip(results, errors, strict=True)]
-        if output > TOLERANCE:
-            return _all(results, f"the network's output is off by {output:.1e} where every sum is right")
-        if not any(isinstance(result, float) for result in results):
-            return results
+        results = [_judged(result, e, mode) for result, e in zip(results, compared.by_site(candidates), strict=True)]
+        told |= compared.told
+        if compared.output > TOLERANCE:
+            return _all(results, f"the network's output is off by {compared.output:.1e} where every sum is right")
+    for number, candidate in enumerate(candidates):
+        if isinstance(results[number], float) and not told.issuperset(sum_.key for sum_ in candidate.sums):
+            results[number] = "its branch is zero, infinite or empty on the example, which proves nothing; pass another"
     accepted = [number for number, result in enumerate(results) if isinstance(result, float)]
-    error = _without_watching(net, call, [candidates[n] for n in accepted], [logits[n] for n in accepted])
+    if not accepted:
+        return results
+    error = _without_watching(net, call, [candidates[n] for n in accepted], [logits[n] for n in accepted], attach)
     if error > _SINGLE:
         return _all(results, f"under eval and no_grad the attached network is off by {error:.1e} from the folded one")
     return results
@@ -84,43 +84,56 @@ def _all(results: list[float | str], reason: str) -> list[float | str]:
     return [reason if isinstance(result, float) else result for result in results]
 
 
-def _trained(net: nn.Module, call: Call, candidates: list[Candidate], logits: list[Tensor]) -> "_Compared | None":
+@dataclass(frozen=True)
+class Compared:
+    """What came of a literal and an attached run."""
+
+    errors: dict[tuple[str, int], float]
+    told: set[tuple[str, int]]  # sums whose branch had numbers to compare
+    output: float
+
+    def by_site(self, candidates: list[Candidate]) -> list[float | None]:
+        """None where a sum did not run."""
+        found = [[self.errors.get(sum_.key) for sum_ in candidate.sums] for candidate in candidates]
+        return [None if None in errors else max(cast(list[float], errors)) for errors in found]
+
+
+def _in_eval(net: nn.Module, *what: Any) -> Compared:
+    return _compare(net.eval(), *what)
+
+
+def _in_train(net: nn.Module, *what: Any) -> Compared | None:
     """In train mode; where that takes more than an input (targets, say), with the layers alone in train mode."""
     for training in (lambda module: True, lambda module: not list(module.children())):
         for module in net.modules():
             module.training = training(module)
-        with suppress(Exception):  # of a foreign network, which can raise anything; it ran in eval mode
-            return _compare(net, call, candidates, logits)
+        with suppress(MismatchError):  # it ran in eval mode
+            return _compare(net, *what)
     return None
 
 
-_Compared = tuple[list[float | None], float]
-
-
-def _compare(net: nn.Module, call: Call, candidates: list[Candidate], logits: list[Tensor]) -> _Compared:
-    """The error of each candidate and that of the output."""
+def _compare(net: nn.Module, call: Call, candidates: list[Candidate], logits: list[Tensor], attach: Attach) -> Compared:
     places = Places(net)
     sizes = {s.key: (s, torch.sigmoid(logit)) for c, logit in zip(candidates, logits, strict=True) for s in c.sums}
     literal = Literal(places, sizes)
+    before = [buffer.clone() for buffer in net.buffers()]  # both runs begin with the same statistics and iterates
     expected = _watched(literal, net, call)
-    steps = _attached(net, candidates, logits)
+    for buffer, value in zip(net.buffers(), before, strict=True):
+        buffer.copy_(value)
+    steps = _attached(net, candidates, logits, attach)
     try:
         checking = Checking(places, literal)
         with torch.enable_grad():  # as in training
             found = _watched(checking, net, call)
     finally:
         steps.take_off()
-    errors = checking.errors
-    by_site = [
-        None if any(s.key not in errors for s in c.sums) else max(errors[s.key] for s in c.sums) for c in candidates
-    ]
-    return by_site, _distance(found, expected)
+    told = {key for key, branch in literal.branches.items() if branch.isfinite().all() and branch.any()}
+    return Compared(checking.errors, told, _distance(found, expected))
 
 
 def _watched(mode: Watching, net: nn.Module, call: Call) -> Any:
-    seed()
     with mode.places.followed(), mode:
-        return call(net)
+        return call(net, places=mode.places)
 
 
 class Literal(Watching):
@@ -168,20 +181,21 @@ class Checking(Watching):
         return result
 
 
-def _attached(net: nn.Module, candidates: list[Candidate], logits: list[Tensor]) -> Steps:
+def _attached(net: nn.Module, candidates: list[Candidate], logits: list[Tensor], attach: Attach) -> Any:
     """With the logits as step sizes."""
     number = {candidate.site.path: n for n, candidate in enumerate(candidates)}
-    stages = grouped([candidate.site for candidate in candidates])
-    steps = Steps(net, Stepping(tuple(stages), ControllerSpec("independent"), None, "mean", True))
+    steps = attach(net, tuple(grouped([candidate.site for candidate in candidates])))
     for stage, controller in steps.controlled():
         cast(Tensor, controller.logit).data.copy_(torch.stack([logits[number[site.path]] for site in stage.sites]))
     return steps
 
 
-def _without_watching(net: nn.Module, call: Call, candidates: list[Candidate], logits: list[Tensor]) -> float:
+def _without_watching(
+    net: nn.Module, call: Call, candidates: list[Candidate], logits: list[Tensor], attach: Attach
+) -> float:
     """A network that is watched takes no fast path: attached and folded must agree unwatched too."""
     in_single(net.eval())
-    steps = _attached(net, candidates, logits)
+    steps = _attached(net, candidates, logits, attach)
     try:
         found, effective = call(net, torch.float32), steps.effective_parameters()
     finally:
@@ -199,15 +213,18 @@ def _distance(found: Any, expected: Any) -> float:
 
 def _tensors(output: Any) -> list[Tensor]:
     """All that are in an output: tuples, dictionaries, dataclasses."""
-    return [value for value in tree_flatten(output)[0] if isinstance(value, Tensor) and value.is_floating_point()]
+    leaves = tree_flatten(output)[0]
+    inside = [tensor for leaf in leaves if is_dataclass(leaf) for tensor in _tensors(list(vars(leaf).values()))]
+    found = [leaf for leaf in leaves if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())]
+    return found + inside
 
 
 def _error(found: Tensor, expected: Tensor) -> float:
     """Relative to the largest number."""
     if found.shape != expected.shape:
         return float("inf")
-    if torch.equal(found, expected) or not expected.numel():
-        return 0.0
     same = (found == expected) | (found.isnan() & expected.isnan())
-    difference = torch.where(same, torch.zeros_like(found), (found - expected).abs()).max()
-    return (difference / expected[expected.isfinite()].abs().max()).item()
+    if same.all():
+        return 0.0
+    size = expected[expected.isfinite()].abs()
+    return ((found - expected)[~same].abs().max() / size.max()).item() if size.numel() else float("inf")

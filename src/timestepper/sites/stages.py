@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import torch
 
-from timestepper.adapters import Site, Stage
-from timestepper.adapters.base import with_unique_names
 from timestepper.controllers import ControllerSpec, StageShape
+from timestepper.sites.known import Site, Stage, with_unique_names
 
 SHARE = 0.1  # of a network's parameters, which its controllers may have at most
 FIRST_REDUCTION = 8

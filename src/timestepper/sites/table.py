@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from timestepper.adapters import Stage
 from timestepper.reparam import Entry
 from timestepper.sites.discovery import NotTaken
+from timestepper.sites.known import Stage
 
 
 @dataclass(frozen=True)

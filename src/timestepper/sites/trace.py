@@ -100,12 +100,15 @@ class Watching(TorchFunctionMode):
         self.seen: Counter[str] = Counter()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        kwargs = dict(kwargs or {})
         name = function_name(func)
         if self.precise:
             func = Tensor.double if name in ("float", "half", "bfloat16") else func
             args, kwargs = tree_map(_precise, (args, kwargs))
-        if name not in SUMS or sum(isinstance(arg, Tensor) for arg in args[:2]) < 2:
+        if name not in SUMS:
+            return self.call(name, func, args, kwargs)
+        args += tuple(kwargs.pop(operand) for operand in ("input", "other") if operand in kwargs)
+        if sum(isinstance(arg, Tensor) for arg in args[:2]) < 2:
             return self.call(name, func, args, kwargs)
         key = self.places.here, self.seen[self.places.here]
         self.seen[self.places.here] += 1

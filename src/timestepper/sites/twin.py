@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
@@ -25,10 +26,32 @@ class Call:
     args: tuple
     kwargs: dict[str, Any]
 
-    def __call__(self, net: nn.Module, dtype: torch.dtype = torch.float64) -> Any:
+    def __call__(self, net: nn.Module, dtype: torch.dtype = torch.float64, places: Any = None) -> Any:
+        """The same random numbers in every call; ``places`` says afterwards where it failed."""
+        args, kwargs = self.arguments(net, dtype)
+        with self.explained(net, places):
+            return net(*args, **kwargs)
+
+    def arguments(self, net: nn.Module, dtype: torch.dtype) -> tuple[tuple, dict[str, Any]]:
+        """A copy of them where the network is, in its precision; seeds what the network draws."""
+        seed()
         device = next((tensor.device for tensor in net.parameters()), None)
-        args, kwargs = tree_map(lambda value: _placed(value, device, dtype), copy.deepcopy((self.args, self.kwargs)))
-        return net(*args, **kwargs)
+        return tree_map(lambda value: _placed(value, device, dtype), copy.deepcopy((self.args, self.kwargs)))
+
+    @contextmanager
+    def explained(self, net: nn.Module, places: Any = None) -> Iterator[None]:
+        """What a foreign network raises, which can be anything, in one line."""
+        try:
+            yield
+        except Exception as error:
+            text = f"{type(error).__name__}: {first_line(error)}"
+            where = f" in {places.failed}" if places is not None and places.failed else ""
+            precise = any(word in text.lower() for word in ("dtype", "scalar type", "double"))
+            why = " (a copy is looked at in float64: tensors that its forward has from elsewhere are not)" * precise
+            raise MismatchError(
+                f"{type(net).__name__} fails on an example of {self}{where}: {text}{why}; pass example=, what its "
+                "forward takes"
+            ) from error
 
     def __str__(self) -> str:
         shown = [_shown(value) for value in self.args] + [f"{key}={_shown(v)}" for key, v in self.kwargs.items()]
@@ -95,18 +118,20 @@ def in_single(net: nn.Module) -> None:
 @contextmanager
 def left_alone() -> Iterator[None]:
     """Random state as it was."""
-    state = random.getstate()
+    state, of_numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         try:
             yield
         finally:
             random.setstate(state)
+            np.random.set_state(of_numpy)
 
 
 def seed() -> None:
     """The same dropout in every run."""
     torch.manual_seed(0)
     random.seed(0)
+    np.random.seed(0)
 
 
 def _has_double(kept: Any) -> bool:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from timestepper.adapters import Site
 from timestepper.equations import log_perturbation_bound
+from timestepper.sites import Site
 from timestepper.stability.chain import Chain, Link
 from timestepper.stability.lipschitz import Way, Ways, ways_through
 from timestepper.stability.norms import Norm, layer_norms

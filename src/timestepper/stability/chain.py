@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from timestepper import api
-from timestepper.adapters import Site, find_stages
 from timestepper.errors import StabilityError, first_line
+from timestepper.sites import Site, find_stages
 from timestepper.stability.precision import full_precision
 
 ONLY_CHAINS = (

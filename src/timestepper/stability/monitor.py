@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from timestepper import api
-from timestepper.adapters import Site
+from timestepper.sites import Site
 from timestepper.stability.bound import block_ways, by_stage, layers_on, log_factor, split
 from timestepper.stability.chain import open_chain
 from timestepper.stability.lipschitz import Ways

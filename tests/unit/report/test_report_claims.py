@@ -3,7 +3,6 @@ from dataclasses import replace
 
 import pytest
 
-from timestepper.adapters import LIBRARIES
 from timestepper.cli.gather import compute
 from timestepper.recipe.load import as_dict, load, sections
 from timestepper.recipe.schema import Recipe
@@ -11,6 +10,7 @@ from timestepper.records.subject import subject_of
 from timestepper.report import claims, names
 from timestepper.report.claims import FOLDER, PaperOptimiser, PaperRates, Place, Side, load_claims, read_claim
 from timestepper.runs.measure import NOISE_LEVELS
+from timestepper.sites import LIBRARIES
 
 GOOD = """
 name = "good"

@@ -49,7 +49,7 @@ def test_half_precision_networks_are_not_copied_whole(monkeypatch):
     copied = []
     original = blocks.twin
     monkeypatch.setattr(blocks, "twin", lambda part: copied.append(part.block) or original(part))
-    monkeypatch.setattr("timestepper.sites.twin", lambda net: pytest.fail("copied whole"))
+    monkeypatch.setattr("timestepper.sites.finding.twin", lambda net: pytest.fail("copied whole"))
     found = timestepper.discover(net)
     assert len(found.errors) == 6
     assert {type(part).__name__ for part in copied} == {"LlamaDecoderLayer"}

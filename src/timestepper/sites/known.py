@@ -11,7 +11,7 @@ from itertools import groupby
 from torch import Tensor, nn
 
 from timestepper.errors import NoSitesError, UnsupportedSiteError
-from timestepper.reparam import Entry
+from timestepper.reparam import Entry, type_name
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def register(block: type[nn.Module] | str) -> Callable[[Adapter], Adapter]:
     """
 
     def remember(adapter: Adapter) -> Adapter:
-        _ADAPTERS[block if isinstance(block, str) else _dotted(block)] = adapter
+        _ADAPTERS[block if isinstance(block, str) else f"{block.__module__}.{block.__qualname__}"] = adapter
         return adapter
 
     return remember
@@ -80,7 +80,7 @@ def register(block: type[nn.Module] | str) -> Callable[[Adapter], Adapter]:
 
 def only_ours(model: nn.Module) -> bool:
     """Whether no block of the network has an adapter of the user's own, which is to be heeded."""
-    known = {_dotted(type(block)) for block in model.modules()}
+    known = {type_name(block) for block in model.modules()}
     return all(_ADAPTERS[name].__module__.startswith("timestepper.") for name in known if name in _ADAPTERS)
 
 
@@ -89,7 +89,7 @@ def find_stages(model: nn.Module) -> list[Stage]:
     sites = [
         _site(model, path, block, adapter)
         for path, block in model.named_modules()
-        if (adapter := _ADAPTERS.get(_dotted(type(block)))) is not None
+        if (adapter := _ADAPTERS.get(type_name(block))) is not None
     ]
     found = [site for site in sites if site is not None]
     if not found:
@@ -242,7 +242,3 @@ def _block_names(model: nn.Module) -> str:
 
 def _container(path: str) -> str:
     return path.rpartition(".")[0]
-
-
-def _dotted(block: type[nn.Module]) -> str:
-    return f"{block.__module__}.{block.__qualname__}"
