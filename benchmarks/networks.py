@@ -157,7 +157,8 @@ END = """## How this was measured
 
 `benchmarks/networks.py` runs [a list](../benchmarks/networks.json) that was written before anything was tuned, and
 writes this page; the numbers are in [benchmarks/results/networks.json](../benchmarks/results/networks.json). The
-results were measured one by one while discovery was being written, not all at one commit.
+results were measured one by one while discovery was being written, not all at one commit: those that have a `commit`
+in that file at that one, the others at a2a5451 or before.
 
 Three things were changed after results had been seen. Four networks joined those without residual sums (the list says
 which). Sums of different channels of one feature are no longer counted as residuals: because of that res2next50 and

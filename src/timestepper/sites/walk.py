@@ -110,6 +110,8 @@ class Walk:
         parts = [part for part in way.node.args[:2] if isinstance(part, Node)]
         live = [part for part in parts if part.live]
         if len(live) == 2 and (live[0].comes_from(live[1]) or live[1].comes_from(live[0])):
+            if way.node.name in DIFFERENCES:
+                raise Refused("its branch is a difference from the stream, F(x) - x, which no layer of F can scale")
             raise Refused("its branch ends in another residual sum")
         if len(parts) < 2:
             raise Refused("a constant is added behind the last layer of its branch")

@@ -63,6 +63,17 @@ class Nested(nn.Module):
         return x + self.inner(torch.relu(self.first(x)))
 
 
+class Mixed(nn.Module):
+    """As in EfficientViM: the stream goes some way towards F(x)."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.gate = mlp(TOKENS[-1]), nn.Parameter(torch.randn(TOKENS[-1]))
+
+    def forward(self, x):
+        return x + self.gate.sigmoid() * (self.inner(x) - x)
+
+
 class Elsewhere(nn.Module):
     """The end of the branch is used twice."""
 
@@ -144,6 +155,7 @@ CASES = {
     "pooling of maxima": (lambda: Block(conv(), nn.MaxPool2d(3, 1, 1)), PIXELS, "ends in max_pool2d", True),
     "rotary": (Rotary, TOKENS, "its branch", False),
     "one layer": (Reparameterised, PIXELS, "linear", False),
+    "a difference": (Mixed, TOKENS, r"a difference from the stream, F\(x\) - x", True),
     "used twice": (Elsewhere, TOKENS, "is used elsewhere too", True),
     "shared end": (SharedEnd, TOKENS, r"last.weight is shared with another branch", True),
     "tied": (Tied, TOKENS, r"mlp.2.weight is shared with another layer", True),
