@@ -59,7 +59,10 @@ def limited(
     most: float | None = None,
     **more: Any,
 ) -> Any:
-    """A field of a dataclass whose value, or whose every value where it holds several, keeps to limits."""
+    """A field of a dataclass whose value, or whose every value where it holds several, keeps to limits.
+
+    ``wrong``, among ``more``, is a function that says what is wrong with a value; nothing where nothing is.
+    """
     return field(default=default, metadata={"choices": choices, "least": least, "above": above, "most": most, **more})
 
 
@@ -136,6 +139,8 @@ def convert(
     inner = typing.get_args(wanted)
     if origin in (tuple, list, dict) and not isinstance(value, dict if origin is dict else list):
         raise source.fault(key, f"must be {'a table' if origin is dict else 'a list'}, not {shown(value)}")
+    if origin is tuple and inner and inner[-1] is not Ellipsis and len(value) != len(inner):
+        raise source.fault(key, f"must have {len(inner)} values, not {shown(value)}")
     if origin in (tuple, list) and inner:
         return origin(
             convert(item, inner[0], source, f"{key}[{number}]", limits, extra=extra)
@@ -169,6 +174,8 @@ def _scalar(value: Any, kind: type, source: Source, key: str, limits: Mapping[st
     )
     if impossible:
         raise source.fault(key, f"cannot be {shown(value)}{allowed(limits)}")
+    if limits.get("wrong") and (reason := limits["wrong"](value)):
+        raise source.fault(key, f"cannot be {shown(value)}: {reason}")
     return value
 
 

@@ -4,7 +4,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from timestepper.records.subject import subject_of
 from timestepper.report import counts, groups, names
 from timestepper.report.claims import FOLDER, Claims, load_claims
 from timestepper.report.page import Computed, count_tables, tables_of, write_page
-from timestepper.report.results import Pending, duration
+from timestepper.report.results import duration
 from timestepper.report.tables import Table, TableCell, table
 from timestepper.terminal import tell
 
@@ -53,17 +53,23 @@ class Collection:
         warn(self.problems + self.damaged + groups.repeated(self.records))
 
     def write(self, out: Path, title: str) -> None:
-        """The page; with claims also what they let count, and what is still to run of everything."""
+        """The page; with claims also what they let count, and what is still to run of everything but the demo."""
+        from timestepper.sweeps.reproduce import DONE, UNMEASURED
+
         more: dict[str, Any] = {"problems": self.problems + self.damaged}
         if self.claims:
-            runs = (run for run in self.plan("everything") if run.sets != ("demo",))  # no part of the study
-            more |= {"computed": compute(self.claims), "pending": pending(runs, self.claims)}
+            left = [run for run in self.plan("everything") if run.state not in (DONE, UNMEASURED)]
+            left = [run for run in left if run.sets != ("demo",)]
+            hours = duration(3600 * sum(run.hours for run in left))
+            caption = "Not yet run, with the GPU time that each line is expected to take on one H200-class card"
+            pending = run_table("pending", f"{caption}: {len(left)} runs, {hours} in all", left, self.claims)
+            more |= {"computed": compute(self.claims), "pending": pending}
         write_page(self.records, self.claims, out, out.with_suffix(".md"), title, **more)
 
     def tables(self, name: str, runs: Sequence["Run"]) -> list[Table]:
         """What a name prints: all records of such runs, ours beside the paper's."""
         if name == "counts":
-            return count_tables({key: self.claims[key] for key in _COUNTED if key in self.claims}, compute(self.claims))
+            return count_tables(self.claims, self.claims, compute(self.claims))
         computed = compute(self.claims) if name in ("all", *_COUNTED) else Computed()
         if name == "fig1":
             computed = Computed(solutions=solutions())
@@ -72,24 +78,12 @@ class Collection:
         return tables_of(tuple(self.claims) if name == "all" else (name,), self.records, self.claims, computed, shown)
 
     def plan_table(self, name: str, runs: Sequence["Run"]) -> Table:
-        """Where the runs of a set stand, and what they will take."""
-        kinds: dict[str, list[Run]] = {}
-        for run in runs:
-            kinds.setdefault(describe(run.recipe, self.claims), []).append(run)
-        rows = []
-        for label, same in kinds.items():
-            states = [f"seed {run.recipe.run.seed} {run.state} {run.message}".strip() for run in same]
-            if len({(run.state, run.message) for run in same}) == 1:
-                seeds = " ".join(str(run.recipe.run.seed) for run in same)
-                states = [f"{same[0].state} {same[0].message} (seeds {seeds})".replace("  ", " ")]
-            state = TableCell("; ".join(states), tone="good" if all(run.state == "done" for run in same) else "")
-            hours = sum(run.hours for run in same)
-            rows.append((label, ", ".join(same[0].sets), state, duration(3600 * hours) if hours else ""))
+        """Where the runs of a set stand."""
         done, left = sum(run.state == "done" for run in runs), duration(3600 * sum(run.hours for run in runs))
         caption = f"{name}: {done} of {len(runs)} runs done, about {left} of GPU time to go"
-        if not runs:
-            caption = f"{name}: nothing to train, computed in seconds"
-        return table("plan", caption, ("Run", "For", "State", "Expected GPU time"), rows)
+        return run_table(
+            "plan", caption if runs else f"{name}: nothing to train, computed in seconds", runs, self.claims
+        )
 
 
 def _table(recipe: "Recipe") -> dict[str, dict[str, Any]]:
@@ -129,40 +123,31 @@ def compute(claims: Claims) -> Computed:
     return Computed(counted, shapes, solutions())
 
 
-def solutions() -> dict[str, dict]:
-    """The three solutions of Figure 1, and points of the exact one."""
-    from timestepper.stability import ode
+def solutions() -> dict[str, Any]:
+    """The three solutions of Figure 1, each with its label."""
+    from timestepper.stability.ode import figure_1
 
-    times = [number / 50 for number in range(151)]  # to t = 3, where the others end
-    exact = {"times": times, "values": [ode.exact(time) for time in times]}
-    found = zip(("large", "small", "rkf"), ode.figure_1().items(), strict=True)
-    return {"exact": exact} | {
-        key: {
-            "label": label,
-            "times": solution.times.tolist(),
-            "values": solution.values.tolist(),
-            "steps": solution.steps,
-            "error": solution.error,
-        }
-        for key, (label, solution) in found
-    }
+    return dict(zip(("large", "small", "rkf"), figure_1().items(), strict=True))
 
 
 # -- what is to run ----------------------------------------------------------------------------------------------------
 
 
-def pending(runs: Iterable["Run"], claims: Claims) -> list[Pending]:
-    """What is still to run or to be recorded, seeds of one kind together."""
-    from timestepper.sweeps.reproduce import DONE, UNMEASURED
-
-    kinds: dict[tuple[str, str], list[float]] = {}
+def run_table(name: str, caption: str, runs: Iterable["Run"], claims: Claims) -> Table:
+    """Where runs stand and what they will take, seeds of one kind together."""
+    kinds: dict[str, list[Run]] = {}
     for run in runs:
-        if run.state not in (DONE, UNMEASURED):
-            label = describe(run.recipe, claims)
-            if not run.hours:  # trained, so a reader should know what else it waits for
-                label += f": {run.state}"
-            kinds.setdefault((", ".join(run.sets), label), []).append(run.hours)
-    return [Pending(sets, label, len(hours), sum(hours)) for (sets, label), hours in kinds.items()]
+        kinds.setdefault(describe(run.recipe, claims), []).append(run)
+    rows = []
+    for label, same in kinds.items():
+        states: dict[str, list[str]] = {}
+        for run in same:
+            states.setdefault(f"{run.state} {run.message}".strip(), []).append(str(run.recipe.run.seed))
+        told = "; ".join(f"{state} (seed{'s' * (len(of) > 1)} {' '.join(of)})" for state, of in states.items())
+        sets, hours = dict.fromkeys(name for run in same for name in run.sets), sum(run.hours for run in same)
+        state = TableCell(told, tone="good" if list(states) == ["done"] else "")
+        rows.append((label, ", ".join(sets), state, duration(3600 * hours) if hours else ""))
+    return table(name, caption, ("Runs", "For", "State", "Expected GPU time"), rows)
 
 
 def describe(recipe: "Recipe", claims: Claims) -> str:
@@ -184,29 +169,21 @@ def _usual(data: str) -> groups.Task:
 # -- folders and files -------------------------------------------------------------------------------------------------
 
 
-def check_given(folders: Mapping[str, Path | None]) -> None:
-    """Refuse a folder that an option names and that cannot be read; None is an option that was left out."""
-    for option, folder in folders.items():
-        missing = "" if folder is None or os.path.exists(folder) else "there is no such folder"
-        if folder is not None and (reason := _unreadable(folder) or missing):
-            raise RunDirectoryError(f"{option} {folder}: {reason}; name another or leave the option out")
+def check_folder(folder: Path, option: str, needed: bool = False) -> None:
+    """Refuse a folder whose files cannot be listed, and a missing one where it is needed.
 
-
-def check_results(folder: Path) -> None:
-    """Refuse records that are there and cannot be read: their runs would look as if they had never been made."""
-    if reason := _unreadable(folder):
-        raise RunDirectoryError(f"{folder}: {reason}; name the folder of records with --results")
-
-
-def _unreadable(folder: Path) -> str:
-    """Why the files of a folder cannot be listed; empty where they can, and where there is none."""
+    Records that are there and cannot be read would look as if their runs had never been made.
+    """
     try:
         os.listdir(folder)
+        return
     except (FileNotFoundError, NotADirectoryError):  # the latter also where a file stands for one of its parents
-        return "is a file and not a folder" if os.path.exists(folder) else ""
+        missing = "there is no such folder" if needed else ""
+        reason = "is a file and not a folder" if os.path.exists(folder) else missing
     except OSError as error:
-        return f"cannot be read ({error.strerror})"
-    return ""
+        reason = f"cannot be read ({error.strerror})"
+    if reason:
+        raise RunDirectoryError(f"{option} {folder}: {reason}; name another")
 
 
 def check_page(out: Path, option: str) -> None:

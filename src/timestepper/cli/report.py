@@ -26,8 +26,8 @@ def report(
 
     folder = results or Path("results")
     gather.check_page(out, "--out")
-    gather.check_given({"--results": results, "--claims": claims})
-    gather.check_results(folder)
+    gather.check_folder(folder, "--results", needed=results is not None)
+    gather.check_folder(claims or gather.FOLDER, "--claims", needed=True)
     found = gather.Collection(folder, runs, claims or gather.FOLDER)
     found.warn()
     if not found.records:

@@ -51,7 +51,7 @@ def reproduce(
 
     if jobs > 1 and torchrun.launched():
         raise RecipeError("--jobs trains several runs in one process; start it without torchrun, or leave --jobs out")
-    gather.check_given({"--claims": claims})
+    gather.check_folder(claims or gather.FOLDER, "--claims", needed=True)
     if page:
         gather.check_page(page, "--page")
     found = gather.Collection(results, runs, claims or gather.FOLDER)
@@ -60,7 +60,7 @@ def reproduce(
     if overrides and not wanted:
         raise RecipeError(f"{name} trains nothing, so {' '.join(overrides)} would change nothing; leave it out")
     if wanted or page:
-        gather.check_results(results)
+        gather.check_folder(results, "--results")
     code = 0
     if wanted and not list_only:
         with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():

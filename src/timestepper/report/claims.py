@@ -3,13 +3,11 @@
 A mistyped name would be a statement that stays "not run", so all that a file says is checked as it is read.
 """
 
-import dataclasses
-import math
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from timestepper import names, validate
 from timestepper.errors import RecordError
@@ -22,8 +20,7 @@ FOLDER = next((path for path in (_PACKAGE.parents[1] / "claims", _PACKAGE / "cla
 COUNTS = ("parameters_train", "parameters_inference", "gflops_train", "gflops_inference")
 NOISE_LEVELS = tuple(level / 10 for level in range(11))  # that records have
 AUGMENTS = ("none", "shift", "crop_flip", "resized_crop")
-_FORMULAS = tuple(name for name, kind in names.CONTROLLERS.items() if kind.paper)
-_SIDES, _OVER = ("low", "high", "on"), (("test_error", "last_stage_mean"), ("over", "on"))
+_SIDES, _OVER = ("low", "high", "on"), (("test_error", "last_stage_mean"), ("over", "on", "direction"))
 # For every check the quantities that it can look at and the keys that it cannot do without.
 _CHECKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "lower": (("test_error", "training_error", "noise_error", "noise_loss", "noise_loss_rise"), _SIDES),
@@ -41,15 +38,25 @@ _CHECKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
+def _unknown_controller(controller: str) -> str:
+    found = subject(controller)
+    numbers = {"plain": 0} | {name: len(kind.options) for name, kind in names.CONTROLLERS.items()}
+    return "" if numbers.get(found.kind) == len(found.value) else f"allowed are plain, {names.known()}"
+
+
+def _unknown_level(level: float) -> str:
+    return "" if round(level, 9) in NOISE_LEVELS else "records have levels 0, 0.1 … 1"
+
+
 @dataclass(frozen=True)
 class Line:
     """One line of a table: errors in percent, parameters in millions, GFLOPs, or step sizes by block, such as C-5_3."""
 
     label: str
-    model: str
-    controller: str
     paper: dict[str, float]
     data: str = limited(choices=tuple(DATA))
+    model: str = limited(wrong=unknown_model)
+    controller: str = limited(wrong=_unknown_controller)
     origin: str = ""
 
     @property
@@ -64,7 +71,20 @@ class Formula:
     label: str
     training: str
     inference: str
-    controller: str = limited(choices=_FORMULAS)
+    controller: str = limited(choices=tuple(name for name, kind in names.CONTROLLERS.items() if kind.paper))
+
+
+@dataclass(frozen=True)
+class Note:
+    """Why a count of ours differs from the paper's, of all networks or those of a family or controller."""
+
+    text: str
+    quantity: str = limited(choices=COUNTS)
+    family: str = ""
+    controller: str = limited("", wrong=_unknown_controller)
+
+    def applies(self, line: Line, quantity: str) -> bool:
+        return quantity == self.quantity and self.family in line.model and self.controller in ("", line.controller)
 
 
 @dataclass(frozen=True)
@@ -72,13 +92,13 @@ class Structure:
     """One stage of Table 6: [kernel, channels] of each convolution, [inputs, outputs] of each controller layer."""
 
     label: str
-    model: str
+    model: str = limited(wrong=unknown_model)
     output_size: int = limited(least=1)
     blocks: int = limited(least=1)
-    convolutions: tuple[tuple[int, ...], ...] = limited(least=1)
-    input: tuple[int, ...] = limited(least=1)
-    gates: tuple[int, ...] = limited(least=1)
-    output: tuple[int, ...] = limited(least=1)
+    convolutions: tuple[tuple[int, int], ...] = limited(least=1)
+    input: tuple[int, int] = limited(least=1)
+    gates: tuple[int, int] = limited(least=1)
+    output: tuple[int, int] = limited(least=1)
 
 
 @dataclass(frozen=True)
@@ -117,19 +137,18 @@ class PaperSchedule:
     schedule: PaperRates = PaperRates()
 
     @property
-    def settings(self) -> dict[str, dict[str, Any]]:
-        """What a recipe must say, as JSON has it."""
+    def settings(self) -> dict[str, str]:
+        """What a recipe must say, as conditions of a task have it."""
         parts = {"data": {"augment": self.augment}, "optimiser": vars(self.optimiser), "schedule": vars(self.schedule)}
-        plain = {part: {k: list(v) if isinstance(v, tuple) else v for k, v in of.items()} for part, of in parts.items()}
-        return {part: {key: value for key, value in of.items() if value is not None} for part, of in plain.items()}
+        pairs = {f"{part}.{key}": value for part, table in parts.items() for key, value in table.items()}
+        return {key: json.dumps(value) for key, value in pairs.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Side:
-    """The runs of a controller, with its settings by a recipe's names where they are unusual, and of a network where
-    one is named; or a solution of Figure 1."""
+    """The runs of a controller, its settings by a recipe's names, and of a network; or a solution of Figure 1."""
 
-    controller: str = ""
+    controller: str = limited("", wrong=_unknown_controller)
     last_norm_init: float | None = limited(None, least=0)
     network_start: str | None = None  # the recipe's ``model.start``
     start: str = "paper"
@@ -137,7 +156,7 @@ class Side:
     descriptor: str = limited("mean", choices=("mean", "visible"))
     descriptor_gradient: bool = True
     weight_decay: float | None = limited(None, least=0)
-    model: str = ""
+    model: str = limited("", wrong=unknown_model)
     solution: str = limited("", choices=("large", "small", "rkf"))
 
     @property
@@ -151,7 +170,7 @@ class Place:
     """A data set, and a network on it where one is named."""
 
     data: str = limited(choices=tuple(DATA))
-    model: str = ""
+    model: str = limited("", wrong=unknown_model)
 
 
 @dataclass(frozen=True)
@@ -175,10 +194,10 @@ class Statement:
     group: Side | None = None
     on: tuple[Place, ...] = ()
     stand_in: tuple[Place, ...] = ()
-    over: tuple[str, ...] = ()
-    stand_over: tuple[str, ...] = ()
+    over: tuple[str, ...] = limited((), wrong=unknown_model)
+    stand_over: tuple[str, ...] = limited((), wrong=unknown_model)
     direction: str = limited("", choices=("rising", "falling"))
-    noise: tuple[float, ...] = ()
+    noise: tuple[float, ...] = limited((), wrong=_unknown_level)
     value: float | None = None
     margin: float | None = limited(None, least=0, most=100)
     gain: float | None = limited(None, least=0, most=100)
@@ -197,6 +216,7 @@ class Claim:
     title: str
     ours: bool = False
     row: tuple[Line, ...] = ()
+    note: tuple[Note, ...] = ()
     formula: tuple[Formula, ...] = ()
     steps: tuple[Line, ...] = ()
     structure: tuple[Structure, ...] = ()
@@ -234,75 +254,35 @@ def read_claim(path: Path) -> Claim:
     claim = validate.build(Claim, validate.read(path, source), source)
     if claim.name != path.stem:
         raise source.fault("name", f"is {claim.name!r}; it must be the file's name, {path.stem!r}")
-    for key, part in _parts(claim):
-        for mistake in _mistakes(part):
-            raise source.fault(key, mistake)
+    limits = {"test_error": 100.0} | dict.fromkeys(COUNTS, 1e5)
+    for line in (*claim.row, *claim.steps):
+        for key, value in line.paper.items():
+            most = 1.0 if re.fullmatch(r"C-[2-9]_[1-9]\d*", key) else limits.get(key)
+            if most is None or not 0 <= value <= most:
+                known = f"from 0 to {most:g}" if most else f"one of {', '.join(limits)} or a block such as C-3_1"
+                raise source.fault(f"paper of {line.label}:", f"{key} = {value:g} must be {known}")
+    for line in claim.steps:
+        if odd := sorted(line.paper.keys() ^ claim.steps[0].paper.keys()):
+            both = f"paper of {claim.steps[0].label} and {line.label}:"
+            raise source.fault(both, f"only one has {', '.join(odd)}")
+    ids = [statement.id for statement in claim.statement]
+    for number, statement in enumerate(claim.statement, 1):
+        twice = ["id: another statement of this file has it"] if ids.count(statement.id) > 1 else []
+        for mistake in (*twice, *_mistakes(statement)):
+            raise source.fault(f"statement[{number}]", mistake)
     return claim
 
 
-def _parts(part: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """All tables of a claim, each with its place in the file."""
-    yield key, part
-    for name, value in vars(part).items():
-        where = f"{key}.{name}" if key else name
-        if dataclasses.is_dataclass(value):
-            yield from _parts(value, where)
-        elif isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
-            for number, item in enumerate(value, 1):
-                yield from _parts(item, f"{where}[{number}]")
-
-
-def _mistakes(part: Any) -> Iterator[str]:
-    """What the types leave open."""
-    models = (getattr(part, "model", ""), *getattr(part, "over", ()), *getattr(part, "stand_over", ()))
-    yield from filter(None, (unknown_model(model) for model in models if model))
-    if (controller := getattr(part, "controller", "plain")) and not _is_known(subject(controller)):
-        yield f"controller {controller!r} is not known; allowed are plain, {names.known()}"
-    if isinstance(part, Structure):
-        pairs = (part.input, part.gates, part.output, *part.convolutions)
-        yield from (f"{list(pair)} must be two numbers" for pair in pairs if len(pair) != 2)
-    if isinstance(part, Claim):
-        yield from _mistakes_of_tables(part)
-        ids = [statement.id for statement in part.statement]
-        yield from (f"statement {one}: this file has this id already" for one in ids if ids.count(one) > 1)
-    if isinstance(part, Statement):
-        yield from _mistakes_of_statements(part)
-
-
-def _is_known(found: Subject) -> bool:
-    numbers = {"plain": 0} | {name: len(kind.options) for name, kind in names.CONTROLLERS.items()}
-    return numbers.get(found.kind) == len(found.value)
-
-
-def _mistakes_of_tables(claim: Claim) -> Iterator[str]:
-    results = {"test_error": 100.0} | dict.fromkeys(COUNTS, 1e5)
-    blocks = {key: 1.0 for line in claim.steps for key in line.paper if re.fullmatch(r"C-[2-9]_[1-9]\d*", key)}
-    for lines, most, form in (
-        (claim.row, results, f"allowed are {', '.join(results)}"),
-        (claim.steps, blocks, "write blocks as C-3_1"),
-    ):
-        for label, key, value in ((line.label, *item) for line in lines for item in line.paper.items()):
-            if key not in most:
-                yield f"paper of {label}: {key!r} is not known; {form}"
-            elif not 0 <= value <= most[key]:
-                yield f"paper of {label}: {key} must be a number from 0 to {most[key]:g}, not {value:g}"
-    for line in claim.steps:
-        if odd := sorted(line.paper.keys() ^ claim.steps[0].paper.keys()):
-            yield f"paper of {claim.steps[0].label} and {line.label}: only one has {', '.join(odd)}"
-
-
-def _mistakes_of_statements(statement: Statement) -> Iterator[str]:
+def _mistakes(statement: Statement) -> Iterator[str]:
+    """What does not go together."""
     quantities, needed = _CHECKS[statement.check]
     if statement.quantity not in quantities:
         yield f"quantity {statement.quantity!r} is not known; allowed are {', '.join(quantities)}"
-    if statement.check in ("trend", "keeps"):
-        needed += ("direction", *(("low", "high") if statement.group is None else ()))
+    if statement.check in ("trend", "keeps") and statement.group is None:
+        needed += ("low", "high")
     if statement.quantity in ("noise_error", "noise_loss"):
         needed += ("noise",)
     yield from (f"{key} is missing" for key in needed if getattr(statement, key) in (None, (), ""))
-    for level in statement.noise:
-        if not any(math.isclose(level, known) for known in NOISE_LEVELS):
-            yield f"noise {level:g} is never measured; levels are 0, 0.1 … 1"
     wanted, other = ("solution", "controller") if statement.quantity == "solution" else ("controller", "solution")
     for key in ("low", "high", "group"):
         side = getattr(statement, key)

@@ -2,11 +2,10 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from timestepper.report.claims import COUNTS, Claim, Claims, Line
+from timestepper.report.claims import COUNTS, Claim, Claims, Line, Note
 from timestepper.report.tables import Rows, Table, TableCell, table
 
 FORMULA_NETWORKS = {"timm/resnet34": "ResNet-34", "timm/resnet50": "ResNet-50"}  # that Table 1 is worked out on
@@ -17,48 +16,6 @@ _HEADINGS = {
     "gflops_train": "GFLOPs, train",
     "gflops_inference": "GFLOPs, infer",
 }
-
-
-@dataclass(frozen=True)
-class Note:
-    """Why a counted number differs from the paper's; it applies to the quantities and rows that it names."""
-
-    quantities: tuple[str, ...]
-    applies: Callable[[Line], bool]
-    text: str
-
-
-NOTES = (
-    Note(
-        ("parameters_train",),
-        lambda line: "resnext" in line.model,
-        "The first 1x1 convolution of a ResNeXt block has C/2 output channels, so its descriptor has 1.5 C entries. "
-        "The paper's number is the plain network plus exactly the increment of the ResNet of the same depth, whose "
-        "first 1x1 convolution has C/4 (1.25 C entries).",
-    ),
-    Note(
-        ("parameters_train",),
-        lambda line: line.controller == "two_fc",
-        "The paper's own formula (Table 1) with its own descriptor (1.25 C) and r = 8 gives 31.23M with biases. "
-        "Nothing in its text accounts for the 0.35M more that it prints.",
-    ),
-    Note(
-        ("gflops_inference",),
-        lambda line: True,
-        "Multiply-adds of convolutions and matrix products. The paper does not say how it counts; its number may come "
-        "from the squeeze-and-excitation paper (Hu et al. 2018), which we have not checked. Counting every shortcut "
-        "addition too gives 7.58 for ResNet-101, but then 3.67 for ResNet-34 and 7.52 for ResNeXt-101: neither way "
-        "gives all eight of the paper's numbers.",
-    ),
-    Note(
-        ("gflops_train",),
-        lambda line: True,
-        "Ours adds the controller's matrix products and one pass to average the weights that it reads, once per update "
-        "whatever the batch. The paper does not say what it counts, and its increments (0.00 for ResNet-18 and 34, "
-        "0.03 for 50, 0.06 for 101) fit no count that we tried: the matrix products alone would already print 1.82 for "
-        "ResNet-18.",
-    ),
-)
 
 
 def agrees(ours: float, paper: float) -> bool:
@@ -73,12 +30,12 @@ def wanted(claims: Claims) -> set[tuple[str, str]]:
     return pairs | {(network, formula.controller) for network in FORMULA_NETWORKS for formula in formulas}
 
 
-def tables(claims: Claims, counted: dict[str, Any], shapes: dict[str, Any]) -> list[Table]:
-    """All tables of counts, in the paper's order; a claim file that could not be read is left out."""
-    made = [complexity_table(claims["table1"], counted)] if "table1" in claims else []
-    made += [counts_table(claims[name], counted) for name in ("table2", "table3") if name in claims]
-    made += [structure_table(claims["table6"], shapes)] if "table6" in claims else []
-    return made
+def tables(claims: Claims, chosen: Claims, counted: dict[str, Any], shapes: dict[str, Any]) -> list[Table]:
+    """All tables of counts of the chosen claims; any claim file may know why ours differ."""
+    notes = [note for claim in claims.values() for note in claim.note]
+    made = [complexity_table(claim, counted) for claim in chosen.values() if claim.formula]
+    made += [counts_table(claim, counted, notes) for name, claim in chosen.items() if _counted({name: claim})]
+    return made + [structure_table(claim, shapes) for claim in chosen.values() if claim.structure]
 
 
 def agreement(claims: Claims, counted: dict[str, Any]) -> tuple[int, int]:
@@ -92,8 +49,8 @@ def agreement(claims: Claims, counted: dict[str, Any]) -> tuple[int, int]:
     return sum(ours is not None and agrees(ours, paper) for ours, paper in pairs), len(pairs)
 
 
-def counts_table(claim: Claim, counted: dict[str, Any]) -> Table:
-    """Tables 2 and 3: parameters and GFLOPs."""
+def counts_table(claim: Claim, counted: dict[str, Any], known: Sequence[Note]) -> Table:
+    """Tables 2 and 3: parameters and GFLOPs; ``known`` are reasons why ours may differ."""
     notes: list[str] = []
 
     def pair(line: Line, quantity: str) -> TableCell | str:
@@ -105,7 +62,7 @@ def counts_table(claim: Claim, counted: dict[str, Any]) -> Table:
         text = f"{paper:.2f} / {ours:.2f}"
         if agrees(ours, paper):
             return TableCell(text, tone="good")
-        why = next((note.text for note in NOTES if quantity in note.quantities and note.applies(line)), NO_REASON)
+        why = next((note.text for note in known if note.applies(line, quantity)), NO_REASON)
         if why not in notes:
             notes.append(why)
         return TableCell(text, (notes.index(why) + 1,), "bad")

@@ -22,10 +22,7 @@ FREE = {
     "model": {"name", "last_norm_init", "start"},
 }
 # Settings that older records do not have; at these values a run is what it was without them.
-LATER: dict[str, dict[str, Any]] = {
-    "model": {"options": ""},
-    "optimiser": {"kind": "sgd", "beta2": 0.999, "label_smoothing": 0.0},
-}
+LATER = {"model.options": "", "optimiser.kind": "sgd", "optimiser.beta2": 0.999, "optimiser.label_smoothing": 0.0}
 Measure = Callable[[Record], float | None]
 Label = Callable[["Task"], str]
 
@@ -38,7 +35,7 @@ class Task:
     model: str
     epochs: int
     batch_size: int
-    conditions: str  # canonical JSON of all that is left
+    conditions: tuple[tuple[str, str], ...] = ()  # all that is left, in order: ("optimiser.lr", "0.1")
 
     @property
     def depth(self) -> int:
@@ -92,18 +89,16 @@ def task_of(record: Record) -> Task:
 
 def task_from(recipe: Mapping[str, Mapping[str, Any]], data_sha256: str = "") -> Task:
     """The conditions that a recipe asks for."""
-    rest: dict[str, Any] = {
-        section: {
-            name: value
-            for name, value in table.items()
-            if name not in FREE.get(section, ()) and LATER.get(section, {}).get(name) != value
-        }
-        for section, table in recipe.items()
-        if section != "controller"
+    data, run, model = recipe["data"], recipe["run"], recipe["model"]["name"]
+    settings = {(section, key): value for section, table in recipe.items() for key, value in table.items()}
+    learned = {
+        of: value for of, value in settings.items() if of[0] != "controller" and of[1] not in FREE.get(of[0], ())
     }
-    conditions = json.dumps({**rest, "data_sha256": data_sha256}, sort_keys=True)
-    data, run = recipe["data"], recipe["run"]
-    return Task(data["name"], recipe["model"]["name"], run["epochs"], data["batch_size"], conditions)
+    rest = {
+        ".".join(of): json.dumps(value) for of, value in learned.items() if (".".join(of), value) not in LATER.items()
+    }
+    conditions = tuple(sorted({**rest, "data_sha256": data_sha256}.items()))
+    return Task(data["name"], model, run["epochs"], data["batch_size"], conditions)
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------
@@ -118,13 +113,8 @@ def schedule_label(task: Task, claims: Claims) -> tuple[str, bool]:
         if claims and task.data in PAPER_DATA:  # the claim file that has its schedule could not be read
             return f"{length}, the paper's schedule is not known", False
         return length, True
-    found = json.loads(task.conditions)
-    odd = [
-        _words(key, found[part][key])
-        for part, wanted in paper.settings.items()
-        for key, value in wanted.items()
-        if found.get(part, {}).get(key, value) != value
-    ]
+    found = dict(task.conditions)
+    odd = [_words(key, found[key]) for key, value in paper.settings.items() if found.get(key, value) != value]
     if not odd and (paper.epochs, paper.batch_size) == (task.epochs, task.batch_size):
         return f"paper's schedule ({length})", True
     word = "short" if task.epochs < paper.epochs else "other"
@@ -154,20 +144,12 @@ def condition_labels(tasks: Iterable[Task]) -> dict[Task, str]:
 
 def conditions_apart(task: Task, usual: Task) -> str:
     """The conditions of a task that are not the usual ones: ``precision tf32``."""
-    settings, others = (_flat(json.loads(conditions)) for conditions in (task.conditions, usual.conditions))
-    return ", ".join(_words(key, value) for key, value in settings.items() if value != others.get(key))
+    return ", ".join(_words(*condition) for condition in task.conditions if condition not in usual.conditions)
 
 
-def _words(key: str, value: Any) -> str:
-    short = value[:8] if isinstance(value, str) and len(value) == 64 else json.dumps(value).strip('"')
+def _words(key: str, value: str) -> str:
+    short = value[:8] if key == "data_sha256" else value.strip('"')
     return f"{key.rpartition('.')[2].replace('_', ' ')} {short}"
-
-
-def _flat(table: dict[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for section, of in table.items():
-        flat |= {f"{section}.{key}": value for key, value in of.items()} if isinstance(of, dict) else {section: of}
-    return flat
 
 
 # -- side by side ------------------------------------------------------------------------------------------------------

@@ -34,11 +34,10 @@ def depth_of(model: str) -> int:
 
 
 def unknown_model(model: str) -> str:
-    """What is wrong with the name of a network; empty where nothing is."""
+    """What is wrong with the name of a network."""
     library, _, rest = model.partition("/")
     if library not in LIBRARIES or model_name(model) == model:
-        return f"model {model!r} is not known; write for example timm/resnet50 or cifar/resnet56"
+        return "write for example timm/resnet50 or cifar/resnet56"
     depth = re.fullmatch(r"resnet([0-9]{1,5})", rest)
-    if library == "cifar" and rest.startswith("resnet") and (not depth or int(depth[1]) < 8 or int(depth[1]) % 6 != 2):
-        return f"model {model!r} is not known; CIFAR ResNets have 6n+2 layers, such as 56"
-    return ""
+    odd = depth is None or int(depth[1]) < 8 or int(depth[1]) % 6 != 2
+    return "CIFAR ResNets have 6n+2 layers, such as 56" if library == "cifar" and "resnet" in rest and odd else ""

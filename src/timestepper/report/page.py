@@ -21,13 +21,13 @@ FOLDER = Path(__file__).parent
 class Computed:
     """What needs no run and is computed where the page is asked for, because this package never imports torch.
 
-    ``counted`` and ``shapes`` are those of ``timestepper.counts``; ``solutions`` maps large, small and rkf to the
-    solutions of Figure 1 with label, times, values, steps and error, and exact to its times and values.
+    ``counted`` and ``shapes`` are those of ``timestepper.counts``; ``solutions`` maps large, small and rkf to the label
+    and the solution of Figure 1.
     """
 
     counted: dict[str, Any] | None = None
     shapes: dict[str, Any] = field(default_factory=dict)
-    solutions: dict[str, Any] | None = None
+    solutions: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def write_page(
     *,
     problems: Sequence[str] = (),
     computed: Computed | None = None,
-    pending: Sequence[results.Pending] = (),
+    pending: Table | None = None,
 ) -> None:
     """Write the page. Without claims it is a plain comparison of the runs; ``problems`` are shown as they are."""
     computed = computed or Computed()
@@ -74,7 +74,7 @@ def _sections(
     claims: Claims,
     found: Sequence[verdicts.Verdict],
     computed: Computed,
-    pending: Sequence[results.Pending],
+    pending: Table | None,
 ) -> list[Section]:
     """What there is to show; of what the paper shows too, also that it is missing."""
     label = label_of(arms, claims)
@@ -97,9 +97,9 @@ def _sections(
         ("folding", "Folding", missing, [], [results.fold_table(arms, label)]),
         ("stability", "Stability", missing, [figures.stability(arms, label)], [results.stability_table(arms, label)]),
         ("tables", "The paper's tables", "", [], _paper_tables(claims, arms, label)),
-        ("counts", "Parameters, GFLOPs and shapes", "", [], count_tables(claims, computed)),
+        ("counts", "Parameters, GFLOPs and shapes", "", [], count_tables(claims, claims, computed)),
         ("ivp", "An initial value problem", "", [figures.initial_value_problem(computed.solutions)], []),
-        ("pending", "Not yet run", "", [], [results.pending_table(pending)]),
+        ("pending", "Not yet run", "", [], [pending] if pending else []),
         (
             "records",
             "Records",
@@ -126,7 +126,7 @@ def tables_of(
     found = [v for v in verdicts.judge(claims, arms, computed.solutions) if v.claim.name in chosen]
     makers = (results.measured_table, results.noise_table, results.stability_table)
     tables = [*(make(some, label) for make in makers), *_paper_tables(chosen, arms, label)]
-    tables += [*count_tables(chosen, computed), results.verdict_table(found)]
+    tables += [*count_tables(claims, chosen, computed), results.verdict_table(found)]
     return [table for table in tables if table.rows]
 
 
@@ -135,8 +135,9 @@ def _paper_tables(claims: Claims, arms: Sequence[Arm], label: Label) -> list[Tab
     return made + [results.steps_table(claim, arms, label) for claim in claims.values() if claim.steps]
 
 
-def count_tables(claims: Claims, computed: Computed) -> list[Table]:
-    return [] if computed.counted is None else counts.tables(claims, computed.counted, computed.shapes)
+def count_tables(claims: Claims, chosen: Claims, computed: Computed) -> list[Table]:
+    """Tables of the chosen claims that need no run."""
+    return [] if computed.counted is None else counts.tables(claims, chosen, computed.counted, computed.shapes)
 
 
 def render(**values: Any) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import combinations
 from typing import NamedTuple
@@ -23,27 +24,32 @@ class Asked(NamedTuple):
     partial: bool = False
 
 
+class _NotRunError(Exception):
+    """Something that a statement asks for is not there."""
+
+
 def ask(statement: Statement, arms: Sequence[Arm]) -> Asked | None:
     """None where nothing of the kind was run."""
-    return _ASKING[statement.check](statement, arms)
-
-
-def _mean(arms: Sequence[Arm], side: Side | None, measure: Measure, model: str = "") -> Estimate | None:
-    """Of the runs of a side, on a network where one is named."""
-    if side is None:
+    try:
+        return _ASKING[statement.check](statement, arms)
+    except _NotRunError:
         return None
-    model = side.model or model
-    fit = (arm for arm in arms if arm.subject == side.subject and model in ("", arm.task.model))
-    arm = next(fit, None)
-    return arm.mean(measure) if arm else None
 
 
-def _apart(statement: Statement, arms: Sequence[Arm], measure: Measure, model: str = "") -> Estimate | None:
+def _mean(arms: Sequence[Arm], side: Side | None, measure: Measure, model: str = "") -> Estimate:
+    """Of the runs of a side, on a network where one is named."""
+    wanted, model = (side.subject, side.model or model) if side else (None, model)
+    fit = (arm for arm in arms if arm.subject == wanted and model in ("", arm.task.model))
+    if (arm := next(fit, None)) and (found := arm.mean(measure)):
+        return found
+    raise _NotRunError
+
+
+def _apart(statement: Statement, arms: Sequence[Arm], measure: Measure, model: str = "") -> Estimate:
     """``low`` minus ``high``, or the group itself where a statement has but one."""
     if statement.group is not None:
         return _mean(arms, statement.group, measure, model)
-    low, high = (_mean(arms, side, measure, model) for side in (statement.low, statement.high))
-    return difference(low, high) if low and high else None
+    return difference(*(_mean(arms, side, measure, model) for side in (statement.low, statement.high)))
 
 
 def _measures(statement: Statement) -> Iterator[tuple[str, Measure]]:
@@ -59,22 +65,19 @@ def _measures(statement: Statement) -> Iterator[tuple[str, Measure]]:
         yield "", getattr(quantities, statement.quantity)
 
 
-def _lower(statement: Statement, arms: Sequence[Arm]) -> Asked | None:
-    found = [(at, _apart(statement, arms, measure)) for at, measure in _measures(statement)]
-    parts = [Part(estimate, "difference", at=at) for at, estimate in found if estimate]
-    return Asked(parts) if len(parts) == len(found) else None
+def _lower(statement: Statement, arms: Sequence[Arm]) -> Asked:
+    measures = _measures(statement)
+    return Asked([Part(_apart(statement, arms, measure), "difference", at=at) for at, measure in measures])
 
 
-def _similar(statement: Statement, arms: Sequence[Arm]) -> Asked | None:
+def _similar(statement: Statement, arms: Sequence[Arm]) -> Asked:
     """Alike is more than "no difference seen": it must not be large to either side."""
-    estimate = _apart(statement, arms, quantities.test_error)
-    if estimate is None:
-        return None
-    parts = [Part(estimate, "difference", side * EQUAL_MARGIN, above=side < 0) for side in (1, -1)]
+    apart = _apart(statement, arms, quantities.test_error)
+    parts = [Part(apart, "difference", side * EQUAL_MARGIN, above=side < 0) for side in (1, -1)]
     return Asked(parts, f"allowed ±{EQUAL_MARGIN:g}")
 
 
-def _near(statement: Statement, arms: Sequence[Arm]) -> Asked | None:
+def _near(statement: Statement, arms: Sequence[Arm]) -> Asked:
     value, margin = statement.value or 0.0, statement.margin or 0.0
     far: dict[str, Measure] = {
         "first_steps": partial(quantities.first_steps_apart, value=value),
@@ -82,16 +85,13 @@ def _near(statement: Statement, arms: Sequence[Arm]) -> Asked | None:
         "last_stage": partial(quantities.last_stage_apart, value=value),
     }
     estimate = _mean(arms, statement.group, far[statement.quantity])
-    part = estimate and Part(estimate, f"largest distance from {value:g}:", margin)
-    return Asked([part], f"allowed {margin:g}") if part else None
+    return Asked([Part(estimate, f"largest distance from {value:g}:", margin)], f"allowed {margin:g}")
 
 
-def _increasing(statement: Statement, arms: Sequence[Arm]) -> Asked | None:
+def _increasing(statement: Statement, arms: Sequence[Arm]) -> Asked:
     """All blocks of the last stage count: they rise on the whole, and none stays far behind an earlier one."""
     measures, margin = (quantities.last_stage_rise, quantities.last_stage_least), statement.margin or 0.0
     rise, least = (_mean(arms, statement.group, measure) for measure in measures)
-    if rise is None or least is None:
-        return None
     parts = [
         Part(rise, "from block to block of the last stage", above=True),
         Part(least, "least step from earlier blocks to a later one", -margin, above=True),
@@ -99,28 +99,30 @@ def _increasing(statement: Statement, arms: Sequence[Arm]) -> Asked | None:
     return Asked(parts, f"a fall of {margin:g} is allowed")
 
 
-def _trend(statement: Statement, arms: Sequence[Arm]) -> Asked | None:
+def _trend(statement: Statement, arms: Sequence[Arm]) -> Asked:
     """The slope over the logarithm of the depth.
 
     A gap that widens must be one: at the deepest network too. What *keeps* rising or falling must not turn back
     between any two depths by more than what counts as equal.
     """
     ((_, measure),) = _measures(statement)
-    pairs = ((model, _apart(statement, arms, measure, model)) for model in statement.over)
-    all_depths = {depth_of(model): estimate for model, estimate in pairs if estimate}
+    all_depths: dict[int, Estimate] = {}
+    for model in statement.over:
+        with suppress(_NotRunError):
+            all_depths[depth_of(model)] = _apart(statement, arms, measure, model)
     # A depth that few seeds have got to must not undo what several say of the others.
     several = {depth: each for depth, each in all_depths.items() if min(each.counts) >= FEWEST}
     used = dict(sorted((several if len(several) > 1 else all_depths).items()))
     if len(used) < 2:
-        return None
-    rises = statement.direction == "rising"
+        raise _NotRunError
+    rises, deepest = statement.direction == "rising", max(map(depth_of, statement.over))
     parts = [Part(slope([(math.log2(d), e) for d, e in used.items()]), "per doubling of depth", above=rises)]
-    deepest = max(map(depth_of, statement.over))
     if statement.check == "keeps":
         bound = -EQUAL_MARGIN if rises else EQUAL_MARGIN
-        for (shallow, first), (deep, second) in combinations(used.items(), 2):
-            step = difference(second, first)
-            parts.append(Part(step, "difference", bound, rises, f"depth {deep} minus {shallow}"))
+        parts += [
+            Part(difference(second, first), "difference", bound, rises, f"depth {deep} minus {shallow}")
+            for (shallow, first), (deep, second) in combinations(used.items(), 2)
+        ]
     elif statement.group is None and deepest in used:
         parts.append(Part(used[deepest], f"at depth {deepest}", above=rises))
     note = f"depth {', '.join(map(str, used))}"
@@ -129,32 +131,30 @@ def _trend(statement: Statement, arms: Sequence[Arm]) -> Asked | None:
     return Asked(parts, note, partial=deepest not in used)
 
 
-def _most(statement: Statement, arms: Sequence[Arm]) -> Asked | None:
+def _most(statement: Statement, arms: Sequence[Arm]) -> Asked:
     """The first network of ``over`` gains more than each of the others."""
-    gains = [_apart(statement, arms, quantities.test_error, model) for model in statement.over]
-    known = [gain for gain in gains if gain]
-    if len(known) < len(gains):
-        return None
-    others = zip(statement.over[1:], known[1:], strict=True)
+    first, *others = (_apart(statement, arms, quantities.test_error, model) for model in statement.over)
     what = "difference of the differences"
-    return Asked([Part(difference(known[0], gain), what, at=f"depth {depth_of(model)}") for model, gain in others])
+    depths = map(depth_of, statement.over[1:])
+    return Asked([Part(difference(first, e), what, at=f"depth {d}") for e, d in zip(others, depths, strict=True)])
 
 
-def _ranks(statement: Statement, arms: Sequence[Arm]) -> Asked | None:
+def _ranks(statement: Statement, arms: Sequence[Arm]) -> Asked:
     """Whether a larger bound goes with a larger rise of the error under noise; a kind of network counts once."""
     parts = []
     for level in statement.noise:
-        rise = partial(quantities.noise_rise, level=level)
-        pairs = ((arm.mean(quantities.log_bound), arm.mean(rise)) for arm in arms)
+        pairs = (
+            (arm.mean(quantities.log_bound), arm.mean(partial(quantities.noise_rise, level=level))) for arm in arms
+        )
         points = [(bound.mean, risen.mean) for bound, risen in pairs if bound and risen]
         if len(points) < 5:
-            return None
+            raise _NotRunError
         found = rank_correlation(*zip(*points, strict=True))
         parts.append(Part(found, "rank correlation", above=True, at=f"noise {level:g}"))
     return Asked(parts, f"{len(points)} kinds of network")
 
 
-_ASKING: dict[str, Callable[[Statement, Sequence[Arm]], Asked | None]] = {
+_ASKING: dict[str, Callable[[Statement, Sequence[Arm]], Asked]] = {
     "lower": _lower,
     "similar": _similar,
     "near": _near,

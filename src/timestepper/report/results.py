@@ -1,8 +1,7 @@
 """The tables of results: what was measured, beside the paper's numbers, and what is still to run."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 
 from timestepper.records.record import Record
@@ -31,16 +30,6 @@ _VERDICTS = (
     "certain not, corrected for the number of parts (Holm). Equal: the 90% interval lies within "
     f"±{EQUAL_MARGIN:g} points. Open: the runs cannot say; fewer than {FEWEST} seeds never can"
 )
-
-
-@dataclass(frozen=True)
-class Pending:
-    """Runs that a set of the project asks for and that have no record."""
-
-    sets: str
-    label: str
-    seeds: int
-    hours: float
 
 
 def measured_table(arms: Sequence[Arm], label: Label) -> Table:
@@ -171,18 +160,6 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
         place = verdict.claim.place.partition(",")[0]
         rows.append((verdict.statement.text + words, place, state, verdict.detail, where))
     return table("verdicts", _VERDICTS, ("Statement", "Where", "Verdict", "Measured", "On"), rows)
-
-
-def pending_table(pending: Iterable[Pending]) -> Table:
-    """What is still to run."""
-    items = list(pending)
-    rows = [(item.label, item.sets, str(item.seeds), duration(3600 * item.hours)) for item in items]
-    total = duration(3600 * sum(item.hours for item in items))
-    caption = (
-        "Not yet run, with the GPU time that each line is expected to take on one H200-class card: "
-        f"{sum(item.seeds for item in items)} runs, {total} in all"
-    )
-    return table("pending", caption, ("Runs", "For", "Runs to go", "Expected GPU time"), rows)
 
 
 def fold_table(arms: Sequence[Arm], label: Label) -> Table:

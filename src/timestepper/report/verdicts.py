@@ -7,11 +7,12 @@ the statement's main one is fixed before the runs, so that none is picked for it
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from timestepper.report.claims import Claim, Claims, Place, Side, Statement
+from timestepper.report.claims import Claim, Claims, Place, Statement
 from timestepper.report.groups import Arm, Task, condition_labels, how, schedule_label
 from timestepper.report.names import data_name, model_name
 from timestepper.report.parts import ACROSS_MODELS, Asked, ask
@@ -49,10 +50,10 @@ class _Setting(NamedTuple):
     where: str
     asked: Asked
     short: bool
-    conditions: str = ""
+    conditions: tuple = ()
 
 
-def judge(claims: Claims, arms: Sequence[Arm], solutions: dict[str, Any] | None = None) -> list[Verdict]:
+def judge(claims: Claims, arms: Sequence[Arm], solutions: Mapping[str, Any] = MappingProxyType({})) -> list[Verdict]:
     """Verdicts in the order of the claims; each statement has one that is ``main``."""
     found = []
     for claim in claims.values():
@@ -197,21 +198,19 @@ def _places(places: Sequence[Place]) -> str:
 # -- statements about Figure 1 ---------------------------------------------------------------------------------------
 
 
-def _judge_solution(blank: Verdict, solutions: dict[str, Any] | None) -> Verdict:
-    """``solutions`` maps large, small and rkf to {"values", "steps", "error"}."""
-    statement = blank.statement
-    first, second = ((side or Side()).solution for side in (statement.low, statement.high))
-    if not solutions or first not in solutions or (second and second not in solutions):
+def _judge_solution(blank: Verdict, solutions: Mapping[str, Any]) -> Verdict:
+    """``solutions`` maps large, small and rkf to a label and a solution."""
+    sides = [side.solution for side in (blank.statement.low, blank.statement.high) if side]
+    if not sides or not set(sides) <= set(solutions):
         return blank
-    found = solutions[first]
-    values = found["values"]
-    shrinks = abs(values[-1]) < abs(values[0]) and max(map(abs, values)) <= abs(values[0])
-    if statement.check == "fewer_steps":
-        other = solutions[second]
-        holds = found["steps"] < other["steps"] / 2
-        detail = f"{found['steps']} steps against {other['steps']}"
+    (_, found), (_, other) = solutions[sides[0]], solutions[sides[-1]]
+    first, last = abs(found.values[0]), abs(found.values[-1])
+    if blank.statement.check == "fewer_steps":
+        holds = found.steps < other.steps / 2
+        detail = f"{found.steps} steps against {other.steps}"
     else:
-        holds = shrinks == (statement.check == "stable")
-        detail = f"|y| ends at {abs(values[-1]):.2g} after {found['steps']} steps; largest error {found['error']:.2g}"
+        shrinks = last < first and max(map(abs, found.values)) <= first
+        holds = shrinks == (blank.statement.check == "stable")
+        detail = f"|y| ends at {last:.2g} after {found.steps} steps; largest error {found.error:.2g}"
     state = SUPPORTED if holds else CONTRADICTED
     return replace(blank, state=state, detail=detail, where="computed for this page")

@@ -19,7 +19,7 @@ def statement(check, quantity="test_error", **keys):
 
 
 def task(model="cifar/resnet8", epochs=2, data="digits"):
-    return Task(data, model, epochs, 64, "{}")
+    return Task(data, model, epochs, 64)
 
 
 def runs(subject, records, where=None):
@@ -52,7 +52,7 @@ def stepped(*stages, where=None, subject="lstm"):
 
 
 def verdicts(asked, *groups, solutions=None):
-    return judge({"c": Claim("c", "Table 9", "a claim", statement=(asked,))}, groups, solutions)
+    return judge({"c": Claim("c", "Table 9", "a claim", statement=(asked,))}, groups, solutions or {})
 
 
 def verdict(asked, *groups):

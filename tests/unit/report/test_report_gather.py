@@ -1,11 +1,10 @@
 """How runs that are still to come are called, and which folders are refused."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
-from timestepper.cli.gather import check_given, check_results, describe, pending, show
+from timestepper.cli.gather import check_folder, describe, run_table, show
 from timestepper.errors import RunDirectoryError
 from timestepper.recipe.load import load
 from timestepper.report.claims import load_claims
@@ -51,33 +50,33 @@ def test_runs_of_one_name_differ_in_their_seed_alone(short):
 
 
 def test_what_is_to_run_is_listed_apart_by_its_conditions():
-    labels = [item.label for item in pending(open_sets("baseline"), load_claims()[0])]
+    labels = [row[0].text for row in run_table("t", "", open_sets("baseline"), load_claims()[0]).rows]
     assert len(labels) == len(set(labels)) == 5
 
 
-def test_what_is_finished_and_not_recorded_is_listed_and_says_so():
+def test_seeds_of_one_kind_stand_together_with_where_each_of_them_stands():
     runs = [run for run in open_sets("half_start") if run.recipe.run.seed < 3]
-    runs.append(replace(runs[0]))
-    states = ((DONE, 0), (UNRECORDED, 0), (MISSING, 2), (UNMEASURED, 0))
-    for run, (state, hours) in zip(runs, states, strict=True):
+    for run, state, hours in zip(runs, (DONE, UNRECORDED, MISSING), (0, 0, 2), strict=True):
         run.state, run.hours = state, hours
-    finished, missing = pending(runs, load_claims()[0])
-    assert finished.label == f"{missing.label}: finished, to be recorded"
-    assert (finished.seeds, finished.hours, missing.seeds, missing.hours) == (1, 0, 1, 2)
+    (row,) = run_table("t", "", runs, load_claims()[0]).rows
+    told = "done (seed 0); finished, to be recorded (seed 1); missing (seed 2)"
+    assert [cell.text for cell in row[1:]] == ["half_start", told, "2.0 h"]
+    for run in runs:
+        run.state, run.message, run.hours = UNMEASURED, "noise", 0.0
+    (row,) = run_table("t", "", runs, load_claims()[0]).rows
+    assert [cell.text for cell in row[2:]] == ["recorded without noise (seeds 0 1 2)", ""]
 
 
 def test_a_folder_that_is_a_file_is_told_from_a_missing_one(tmp_path):
     (tmp_path / "file").touch()
-    for option in ("--results", "--claims"):
-        with pytest.raises(RunDirectoryError, match=f"^{option} .*/file: is a file and not a folder; name"):
-            check_given({option: tmp_path / "file"})
+    for needed in (False, True):
+        with pytest.raises(RunDirectoryError, match=r"^--results .*/file: is a file and not a folder; name"):
+            check_folder(tmp_path / "file", "--results", needed)
+        check_folder(tmp_path, "--results", needed)
     for missing in ("none", "file/none"):
         with pytest.raises(RunDirectoryError, match=f"{missing}: there is no such folder; name another"):
-            check_given({"--results": tmp_path / missing})
-        check_results(tmp_path / missing)  # there are no records yet
-    with pytest.raises(RunDirectoryError, match=r"/file: is a file and not a folder; name the folder of re"):
-        check_results(tmp_path / "file")
-    check_results(tmp_path)
+            check_folder(tmp_path / missing, "--results", needed=True)
+        check_folder(tmp_path / missing, "--results")  # there are no records yet
 
 
 def test_a_folder_that_cannot_be_read_says_why(tmp_path, monkeypatch):
@@ -87,9 +86,8 @@ def test_a_folder_that_cannot_be_read_says_why(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied", str(folder))
 
     monkeypatch.setattr("os.listdir", closed)
-    for check in (check_results, lambda folder: check_given({"--results": folder})):
-        with pytest.raises(RunDirectoryError, match=r": cannot be read \(Permission denied\); name"):
-            check(tmp_path)
+    with pytest.raises(RunDirectoryError, match=r": cannot be read \(Permission denied\); name"):
+        check_folder(tmp_path, "--results")
 
 
 @pytest.mark.parametrize("columns", ["80", "200"])

@@ -10,7 +10,6 @@ from timestepper.records.subject import subject as subject_named
 from timestepper.report import results
 from timestepper.report.claims import Claim, Line, Statement
 from timestepper.report.groups import Arm, group, task_of
-from timestepper.report.results import Pending
 from timestepper.report.statistics import MINUS, NOT_RUN, OPEN, SUPPORTED
 from timestepper.report.tables import TableCell, table
 from timestepper.report.verdicts import Verdict
@@ -76,7 +75,7 @@ def test_only_our_own_runs_of_the_same_network_stand_beside_the_paper_s(records)
 
 def test_step_sizes_stand_under_the_paper_s_of_the_same_controller(records):
     paper = {"C-2_1": 0.5, "C-3_1": 0.6}
-    claim = Claim("c", "Table 9", "t", steps=(Line("A", "cifar/resnet8", "lstm", paper, "digits"),))
+    claim = Claim("c", "Table 9", "t", steps=(Line("A", paper, "digits", "cifar/resnet8", "lstm"),))
     steps = {"layer1": ((0.25, 0.75),), "layer2": ((0.7,),)}
     groups = [runs(records[0], "plain", [1], step_sizes={}), runs(records[0], "lstm", [1], step_sizes=steps)]
     assert texts(results.steps_table(claim, groups, here)) == [
@@ -87,7 +86,7 @@ def test_step_sizes_stand_under_the_paper_s_of_the_same_controller(records):
 
 
 def test_step_sizes_of_a_short_schedule_are_told_from_the_paper_s(records):
-    claim = Claim("c", "Table 9", "t", steps=(Line("A", "cifar/resnet8", "lstm", {"C-2_1": 0.5}, "digits"),))
+    claim = Claim("c", "Table 9", "t", steps=(Line("A", {"C-2_1": 0.5}, "digits", "cifar/resnet8", "lstm"),))
     made = runs(records[0], "lstm", [1, 1])
     both = [made, replace(made, task=replace(made.task, epochs=30))]
     table = results.steps_table(claim, both, lambda task: f"{task.epochs} epochs")
@@ -136,11 +135,6 @@ def test_the_paper_s_own_words_stand_in_quotation_marks_once():
     found = Verdict(Claim("c", "Table 9", "t"), statement, OPEN, "")
     rows = texts(results.verdict_table([found, replace(found, main=False)]))
     assert [row[0] for row in rows] == ["ours (\u201ctheirs\u201d)", "ours"]
-
-
-def test_what_is_to_run_is_counted_in_runs():
-    table = results.pending_table([Pending("fig5", "a", 3, 8.0), Pending("fig4", "b", 2, 2.0)])
-    assert "5 runs, 10.0 h in all" in table.caption
 
 
 def test_only_controllers_whose_runs_all_say_so_stand_in_the_table_of_what_is_read(records):

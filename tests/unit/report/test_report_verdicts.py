@@ -1,6 +1,7 @@
 """Verdicts on built cases, so that every outcome of every check is met, and on the ones that once came out wrong."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from made import DIGITS, LSTM, PLACE, PLAIN, ended, noisy, statement, stepped, task, trained, verdict, verdicts
@@ -371,7 +372,7 @@ def test_settings_of_the_same_question_are_averaged_and_none_is_picked():
 def test_a_setting_with_few_seeds_or_another_optimiser_has_no_part_in_the_average():
     settings = [*BETTER, *moved(BETTER, epochs=9)]
     few = [ended("plain", [1], task(epochs=99)), ended("lstm", [9], task(epochs=99))]
-    other = moved(swapped(BETTER), epochs=5, conditions='{"optimiser": {"lr": 0.4}}')
+    other = moved(swapped(BETTER), epochs=5, conditions=(("optimiser.lr", "0.4"),))
     found = verdicts(LOWER, *settings, *few, *other)
     assert [each.state for each in found] == [SUPPORTED, SUPPORTED, OPEN, CONTRADICTED, SUPPORTED]
     assert "mean of 2 settings" in found[-1].detail
@@ -431,11 +432,12 @@ def test_a_solution_that_overshoots_is_unstable_and_fewer_steps_means_half():
     def judged(check, large, small=None):
         sides = {"low": Side(solution="large"), "high": Side(solution="small")}
         asked = statement(check, "solution", on=(), **sides)
-        return verdicts(asked, solutions={"large": large, "small": small or large})[0].state
+        return verdicts(asked, solutions={"large": ("", large), "small": ("", small or large)})[0].state
 
-    overshoots = {"values": [1.0, -3.0, 0.5], "steps": 6, "error": 1.0}
-    shrinks = {"values": [1.0, -0.9, 0.5], "steps": 10, "error": 1.0}
+    overshoots = SimpleNamespace(values=[1.0, -3.0, 0.5], steps=6, error=1.0)
+    shrinks = SimpleNamespace(values=[1.0, -0.9, 0.5], steps=10, error=1.0)
     assert judged("unstable", overshoots) == judged("stable", shrinks) == SUPPORTED
     assert judged("stable", overshoots) == judged("unstable", shrinks) == CONTRADICTED
     assert judged("fewer_steps", overshoots, shrinks) == CONTRADICTED
-    assert judged("fewer_steps", {**overshoots, "steps": 4}, shrinks) == SUPPORTED
+    overshoots.steps = 4
+    assert judged("fewer_steps", overshoots, shrinks) == SUPPORTED

@@ -232,7 +232,7 @@ def test_the_record_of_another_run_is_refused_and_the_others_go_on(folder, done,
     content = json.loads(path.read_text())
     assert (content["seed"], content["recipe"]["optimiser"]["lr"]) == (1, 0.03)
     listed = run(tmp_path, "reproduce", "other.toml", "--list").stdout
-    assert "seed 0 missing, its folder holds another run; seed 1 done" in " ".join(listed.split())
+    assert "missing, its folder holds another run (seed 0); done (seed 1)" in " ".join(listed.split())
     shutil.rmtree(place)
     assert run(tmp_path, "reproduce", "other.toml").returncode == 0
     assert len(list((tmp_path / "results").glob("*.json"))) == 2
@@ -266,7 +266,7 @@ def test_results_that_are_a_file_are_refused(tmp_path, command):
     result = run(tmp_path, *command)
     assert result.returncode == 2
     (told,) = result.stderr.splitlines()
-    assert told.startswith("error: results: is a file and not a folder; ")
+    assert told.startswith("error: --results results: is a file and not a folder; ")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mini.toml", "results"]
 
 
