@@ -86,7 +86,7 @@ class DivergedError(TimestepperError, ArithmeticError):
 
 
 class LoaderError(TimestepperError, RuntimeError):
-    """A data loader worker died or ran out of shared memory."""
+    """A data loader worker died or ran out of memory."""
 
     exit_code = 1
 

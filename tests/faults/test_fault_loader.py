@@ -44,20 +44,15 @@ def test_t21_a_worker_killed(times, tmp_path, folder_run, image_folder, chance, 
     figure(kills=kills, runs=ended, seconds=slowest)
 
 
-def test_t21_shared_memory_full(tmp_path, image_folder, figure):
+def test_t21_a_small_shared_memory_is_enough(tmp_path, image_folder, figure):
     small = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
     inside = ("unshare", "--mount", "sh", "-c", small, "sh")
     if os.geteuid() or subprocess.run([*inside, "true"], capture_output=True).returncode:
         pytest.skip("a small /dev/shm needs root and the right to mount")
     run = tmp_path / "run"
     arguments = runs.train(run, "data.size=96", "data.resize=96", recipe=runs.folder_recipe(image_folder))
-    with fresh_command(arguments, tmp_path, before=inside) as job:
-        wait_for(lambda: runs.checkpoints(run) or job.poll() is not None)
-        with Watch() as watch:
-            assert job.wait() == 1, job.stdout + job.stderr
-        message = message_of(job.stderr)
-    assert "bigger /dev/shm" in message
-    assert runs.newest(run)["step"] == 0
+    with fresh_command(arguments, tmp_path, before=inside) as job, Watch() as watch:
+        assert job.wait() == 0, job.stdout + job.stderr
     figure(seconds=watch.seconds)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from timestepper.data.augment import AUGMENTS, Augment
     from timestepper.data.catalogue import NAMES, check, open_dataset
     from timestepper.data.dataset import ArrayImages, Dataset, FolderImages
-    from timestepper.data.loading import Loader, loader
+    from timestepper.data.loading import DECODERS, Loader, loader
 
 _HOME = {
     "AUGMENTS": "augment",
@@ -27,12 +27,14 @@ _HOME = {
     "ArrayImages": "dataset",
     "Dataset": "dataset",
     "FolderImages": "dataset",
+    "DECODERS": "loading",
     "Loader": "loading",
     "loader": "loading",
 }
 
 __all__ = [
     "AUGMENTS",
+    "DECODERS",
     "NAMES",
     "ArrayImages",
     "Augment",

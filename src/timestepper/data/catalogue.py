@@ -87,7 +87,7 @@ def check(
 
 def undecodable(paths: tuple[str, ...], progress: Callable[[int, int], None] | None) -> list[tuple[str, str]]:
     """Threads suffice: Pillow decodes outside the interpreter lock."""
-    from timestepper.data.decode import bombs_refused, decode_rgb, reason
+    from timestepper.data.decode import decode_rgb, reason, refuse_bombs
 
     def fault(path: str) -> str | None:
         try:
@@ -96,8 +96,9 @@ def undecodable(paths: tuple[str, ...], progress: Callable[[int, int], None] | N
             return reason(error)
         return None
 
+    refuse_bombs()
     bad = []
-    with bombs_refused(), ThreadPool(os.cpu_count()) as pool:
+    with ThreadPool(os.cpu_count()) as pool:
         for done, (path, why) in enumerate(zip(paths, pool.imap(fault, paths, chunksize=16), strict=True), start=1):
             if why is not None:
                 bad.append((path, why))

@@ -1,12 +1,12 @@
-"""One image file to one RGB image, or an error that names the file."""
+"""One image file to the pixels of one sample on the CPU, or an error that names the file. Needs no torch."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from timestepper.data.windows import Windows, cut
 from timestepper.errors import DataError, first_line
 
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP", "GIF")
@@ -15,20 +15,20 @@ FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP", "GIF")
 ADVICE = "replace or remove it (`timestepper check-data` lists every such file)"
 
 
-@contextmanager
-def bombs_refused() -> Iterator[None]:
-    """A header that claims more pixels than Pillow's limit is an error here, not a warning: it would fill the memory.
+def refuse_bombs() -> None:
+    """A header that claims more pixels than Pillow's limit is an error from now on: it would fill the memory.
 
-    Warning filters belong to the whole process, so this goes around many images and around threads, not inside them.
+    For the whole process, because warning filters are: threads that set and reset them would undo each other's.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        yield
+    warnings.simplefilter("error", Image.DecompressionBombWarning)
 
 
-def decode_rgb(path: str) -> Image.Image:
+def decode_rgb(source: str | BinaryIO) -> Image.Image:
     """Decode to the end, so that a file cut short is noticed, whatever is wrong with it raising as Pillow raises."""
-    with Image.open(path, formats=FORMATS) as image:
+    with Image.open(source, formats=FORMATS) as image:
+        if image.mode == "RGB":
+            image.load()
+            return image
         if image.mode.startswith("I"):  # 16 bits per pixel: Pillow would clip to white what is above 255
             return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
         if image.mode == "F":
@@ -36,6 +36,15 @@ def decode_rgb(path: str) -> Image.Image:
         if image.mode == "P" and "transparency" in image.info:
             return image.convert("RGBA").convert("RGB")
         return image.convert("RGB")
+
+
+def read_sample(path: str, seed: int, windows: Windows, source: BinaryIO | None = None) -> np.ndarray:
+    """The pixels that `seed` shows of a file, or of its bytes where they were read already."""
+    try:
+        image = decode_rgb(source or path)
+        return np.asarray(cut(image, windows.of(*image.size, seed), windows.view.size))
+    except Exception as error:
+        raise bad_image(path, error) from error
 
 
 def reason(error: Exception) -> str:

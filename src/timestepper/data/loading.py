@@ -9,6 +9,9 @@ from torch import Tensor
 from timestepper.data.augment import Augment, resolve
 from timestepper.data.dataset import ArrayImages, FolderImages
 from timestepper.data.order import Plan
+from timestepper.errors import UnknownNameError
+
+DECODERS = ("cpu", "gpu", "auto")
 
 
 class Loader(Protocol):
@@ -36,14 +39,18 @@ def loader(
     world: int = 1,
     device: torch.device | str = "cpu",
     workers: int = 0,
+    decode: str = "cpu",
     augment: Augment | str = "none",
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Loader:
     """A loader of global batches of `batch_size`, shared equally by `world` processes.
 
-    `workers` decode image files in parallel (images in memory need none) and never change a batch. Evaluation
-    (`training=False`) does not augment.
+    `workers` read image files in parallel (images in memory need none) and never change a batch. `decode` says what
+    decodes them: `cpu`, `gpu`, or `auto`, the GPU if `device` is one that can and most of them are JPEGs; their pixels
+    differ by a few levels. Evaluation (`training=False`) does not augment.
     """
+    if decode not in DECODERS:
+        raise UnknownNameError(f"no decoder is called {decode!r}; there are {', '.join(DECODERS)}")
     plan = Plan(len(images), batch_size, seed, training, rank, world)
     options = (plan, resolve(augment), torch.device(device), memory_format)
     if isinstance(images, ArrayImages):
@@ -52,4 +59,4 @@ def loader(
         return ResidentLoader(images, *options)
     from timestepper.data.streamed import StreamedLoader
 
-    return StreamedLoader(images, *options, workers=workers)
+    return StreamedLoader(images, *options, workers=workers, decode=decode)

@@ -6,12 +6,9 @@ from pathlib import Path
 from timestepper.errors import DataError
 
 
-def read_verified(path: Path, expected: str | None, algorithm: str) -> bytes:
-    """The bytes of a file, after comparing their sum: what is parsed later is what was verified.
-
-    `expected` of None: no sum is known and the content has to be judged by what it decodes to.
-    """
-    wanted = f"expected {algorithm} {expected}" if expected else f"no {algorithm} is known for it"
+def read_verified(path: Path, expected: str, algorithm: str) -> bytes:
+    """The bytes of a file, after comparing their sum: what is parsed later is what was verified."""
+    wanted = f"expected {algorithm} {expected}"
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
@@ -19,7 +16,7 @@ def read_verified(path: Path, expected: str | None, algorithm: str) -> bytes:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}; {wanted})") from error
     found = hashlib.new(algorithm, data, usedforsecurity=False).hexdigest()
-    if expected not in (None, found):
+    if found != expected:
         raise DataError(
             f"{path}: {algorithm} {found}, {wanted}; the file ({len(data)} bytes) is damaged, cut short or another "
             "one: copy or download the data set again"
@@ -27,7 +24,7 @@ def read_verified(path: Path, expected: str | None, algorithm: str) -> bytes:
     return data
 
 
-def verify_array(name: str, data: memoryview | bytes, expected: str | None) -> None:
+def verify_array(name: str, data: memoryview | bytes, expected: str) -> None:
     found = hashlib.sha256(data).hexdigest()
-    if expected not in (None, found):
+    if found != expected:
         raise DataError(f"{name}: decoded to sha256 {found}, expected {expected}; the decoder is not lossless here")

@@ -1,134 +1,157 @@
-"""Worker processes around torch's DataLoader: the trainer's signals pass them by, their death is told in one line."""
+"""Worker processes that decode images into shared memory: many share a batch, their death is told in one line."""
 
-import multiprocessing
+import mmap
 import os
 import signal
+import subprocess
 import sys
-import threading
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from multiprocessing.process import BaseProcess
-from types import FrameType
-from typing import Any
+import tempfile
+import weakref
+from collections.abc import Generator, Iterable, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 
 import torch
-from torch.utils.data import DataLoader
+from torch import Tensor
 
-from timestepper.errors import LoaderError, TimestepperError, first_line
+from timestepper.data.windows import View
+from timestepper.errors import DataError, LoaderError
 
 TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Sent to the whole process group, and meant for the trainer: it still needs batches while it saves and stops."""
 
-waiting = False
-"""Whether the main thread is waiting for a batch right now; read by the signal handler."""
+AHEAD = 4  # batches that are being made
+_SHARE = 16  # samples that a worker is given at a time
+
+Sample = tuple[str, int] | None
+"""Path and seed; None: an empty slot, which stays black."""
 
 
-def worker_trouble(error: Exception) -> LoaderError:
-    reason = first_line(error).rstrip(". ")
-    return LoaderError(
-        f"a data loader worker failed ({reason}); memory or shared memory probably ran out: "
-        "use fewer workers, a smaller batch or a bigger /dev/shm"
-    )
+class Workers:
+    """Processes that live until `close`, or until they are forgotten or the trainer ends, however it ends.
 
+    Interpreters of their own and not forks: a fork takes along what the trainer has of the GPU, of which it could not
+    even dispose, and costs the longer the larger the trainer is. They know no torch and so start quickly.
+    """
 
-def parallel(reader: Any, keys: Sequence[Any], workers: int, pin_memory: bool) -> Generator[Any, None, None]:
-    """`reader[key]` for every key, in order, computed by worker processes that live until this generator is closed."""
-    batches = DataLoader(
-        reader,
-        batch_size=None,
-        sampler=keys,
-        num_workers=workers,
-        pin_memory=pin_memory,
-        worker_init_fn=partial(start_worker, os.getpid()),
-        generator=torch.Generator(),  # torch draws a base seed nobody needs; not from the global generator
-    )
-    others = multiprocessing.active_children()
-    try:
-        with signals_held():
-            iterator: Any = iter(batches)
-            tame_sigchld()
+    def __init__(self, count: int, view: View, batch: int):
+        self._batch = batch
+        bytes_each = view.size * view.size * 3
+        memory = _memory(AHEAD * batch * bytes_each)
+        pixels = torch.frombuffer(mmap.mmap(memory, 0), dtype=torch.uint8)
+        self._pixels = pixels.view(AHEAD, batch, view.size, view.size, 3)
+        self._processes: dict[Connection, subprocess.Popen] = {}
+        self._load: dict[Connection, int] = {}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, TRAINERS_SIGNALS)  # inherited, and never unblocked
         try:
-            processes = [child for child in multiprocessing.active_children() if child not in others]
-            for _ in keys:
-                yield wait_for_batch(iterator, processes)
+            for _ in range(count):
+                ours, theirs = Pipe()
+                self._processes[ours] = _start(theirs.fileno(), memory, view)
+                self._load[ours] = 0
+                theirs.close()
+        except OSError as error:
+            _end(self._processes, os.getpid())
+            raise _trouble(f"cannot be started: {error.strerror}") from error
         finally:
-            # What torch does when its iterator is collected. An exception keeps that alive by its traceback, and as
-            # part of a cycle it would wait five seconds for workers that it can no longer reach.
-            iterator._shutdown_workers()
-    except TimestepperError:
-        raise
-    except Exception as error:
-        raise worker_trouble(error) from error
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            os.close(memory)
+        self.close = weakref.finalize(self, _end, self._processes, os.getpid())
 
+    def batches(self, jobs: Iterable[Sequence[Sample]]) -> Generator[Tensor, None, None]:
+        """The pixels of each job in order, in memory that is used again when the next ones are asked for.
 
-def wait_for_batch(iterator: Iterator[Any], processes: list[BaseProcess]) -> Any:
-    """The next batch, or an error at once if a worker is dead: left to itself torch may wait for it for seconds."""
-    global waiting
-    waiting = True  # first: a worker that dies after the look below is told by the signal handler
-    try:
-        for process in processes:
-            if not process.is_alive():
-                raise RuntimeError(f"process {process.pid} ended with exit code {process.exitcode}")
-        return next(iterator)
-    finally:
-        waiting = False
-
-
-@contextmanager
-def signals_held() -> Iterator[None]:
-    """A signal between the fork and `start_worker` would end the worker; the workers inherit the mask.
-
-    And the death of a worker would leave torch's iterator half made.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*TRAINERS_SIGNALS, signal.SIGCHLD))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def start_worker(trainer: int, _number: int) -> None:
-    """The trainer's process id comes from itself: a worker that asks for its parent may be an orphan by then."""
-    # Called by the thread that hands batches over, whose traceback of a trainer that left meanwhile is no news.
-    sys.excepthook = lambda *_: None
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":  # elsewhere there is no way to learn who sent a signal
-        signal.pthread_sigmask(signal.SIG_BLOCK, TRAINERS_SIGNALS)
-        threading.Thread(target=leave_with_trainer, args=(trainer,), daemon=True).start()
-
-
-def leave_with_trainer(trainer: int) -> None:
-    """End this worker when the trainer is dead, or sends SIGTERM itself, as Python does to its children on leaving.
-
-    A worker that ignored that too would keep the trainer waiting for ever; and torch's own watch takes five seconds
-    or more to notice that the trainer was killed.
-    """
-    while os.getppid() == trainer:
-        received = signal.sigtimedwait({signal.SIGTERM}, 0.5)
-        if received is not None and received.si_pid == trainer:
-            break
-    os._exit(0)
-
-
-def tame_sigchld() -> None:
-    """Let torch's SIGCHLD handler raise only while a batch is awaited.
-
-    It tells a worker's death by an exception in whatever line the trainer is, again and again, be it in the middle
-    of saving a checkpoint. A death at other times is noticed when the next batch is asked for.
-    """
-    current = signal.getsignal(signal.SIGCHLD)
-    if getattr(current, "tamed", False) or not callable(current):
-        return
-    if threading.current_thread() is not threading.main_thread():
-        return
-
-    def handler(number: int, frame: FrameType | None) -> None:
+        A generator that is left before its end ends the workers: they have jobs that nobody wants.
+        """
+        self._missing = [0] * AHEAD
+        self._errors: list[dict[int, str]] = [{} for _ in range(AHEAD)]
+        given = -1
         try:
-            current(number, frame)
-        except RuntimeError:
-            if waiting:
-                raise
+            for given, job in enumerate(jobs):
+                if given >= AHEAD:
+                    yield self._take(given % AHEAD)
+                self._give(given % AHEAD, job)
+            for number in range(max(0, given + 1 - AHEAD), given + 1):
+                yield self._take(number % AHEAD)
+            given = -1
+        finally:
+            if given >= 0:
+                self.close()
 
-    handler.tamed = True  # type: ignore[attr-defined]
-    signal.signal(signal.SIGCHLD, handler)
+    def _give(self, slot: int, job: Sequence[Sample]) -> None:
+        """To the workers that have least to do."""
+        used = sum(sample is not None for sample in job)  # the empty slots come last
+        self._pixels[slot, used:] = 0
+        for first in range(0, used, _SHARE):
+            worker = min(self._load, key=self._load.__getitem__)
+            try:
+                worker.send((slot * self._batch + first, job[first : min(first + _SHARE, used)]))
+            except OSError:
+                raise self._death(worker) from None
+            self._load[worker] += 1
+            self._missing[slot] += 1
+
+    def _take(self, slot: int) -> Tensor:
+        """A slot once it is full. Looks at every worker in any case, so that a death does not go unnoticed."""
+        patience: float | None = 0.0
+        while patience is not None or self._missing[slot]:
+            for worker in wait(list(self._load), patience):
+                assert isinstance(worker, Connection)
+                try:
+                    place, error = worker.recv()
+                except (EOFError, OSError):
+                    raise self._death(worker) from None
+                self._load[worker] -= 1
+                self._missing[place // self._batch] -= 1
+                if error is not None:
+                    self._errors[place // self._batch][place] = error
+            patience = None
+        if self._errors[slot]:
+            raise DataError(min(self._errors[slot].items())[1])
+        return self._pixels[slot]
+
+    def _death(self, worker: Connection) -> LoaderError:
+        process = self._processes[worker]
+        worker.close()
+        return _trouble(f"process {process.pid} ended with exit code {process.wait()}")
+
+
+def _memory(size: int) -> int:
+    """A file in memory and in no file system, so that the size of /dev/shm does not matter."""
+    try:
+        if sys.platform == "linux":
+            descriptor = os.memfd_create("timestepper")
+        else:
+            with tempfile.TemporaryFile() as file:
+                descriptor = os.dup(file.fileno())
+        os.truncate(descriptor, size)
+    except OSError as error:
+        raise _trouble(f"no memory to share: {error.strerror}") from error
+    return descriptor
+
+
+def _start(channel: int, memory: int, view: View) -> subprocess.Popen:
+    program = (
+        f"import sys; sys.path[:] = {sys.path!r}; from timestepper.data.worker import main; "
+        f"main({os.getpid()}, {channel}, {memory}, {tuple(view)!r})"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(channel, memory),
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
+
+
+def _end(processes: dict[Connection, subprocess.Popen], trainer: int) -> None:
+    if os.getpid() == trainer:  # and not a fork of it that leaves
+        for channel, process in processes.items():
+            channel.close()
+            process.kill()
+        for process in processes.values():
+            process.wait()
+
+
+def _trouble(reason: str) -> LoaderError:
+    return LoaderError(
+        f"a data loader worker failed ({reason}); memory probably ran out: use fewer workers or a smaller batch"
+    )

@@ -61,6 +61,7 @@ def _loader(recipe: Recipe, images: Any, runtime: Runtime, group: Group, **optio
         world=group.world,
         device=runtime.device,
         workers=recipe.data.workers,
+        decode=recipe.data.decode,
         memory_format=torch.channels_last if runtime.channels_last else torch.contiguous_format,
         **options,
     )

@@ -43,6 +43,18 @@ def test_the_speed_of_an_epoch_is_that_of_its_own_steps(passed, capsys):
     assert re.findall(r"[\d,]+ images/s", capsys.readouterr().out) == ["6,400 images/s", "3,200 images/s"]
 
 
+def test_batches_loaded_while_the_first_step_compiles_do_not_count_as_fast(passed, capsys):
+    """64 images take a second to load; nine batches are there when the first step has taken its ten seconds."""
+    display = Display()
+    display.start(0, 20)
+    for step in range(1, 21):
+        passed[0] += 10.0 if step == 1 else 0.01 if step <= 10 else 1.0
+        display.step(step, 1, 2.5, 0.25, 64)
+    display.epoch(1, 1, {}, {})
+    (speed,) = re.findall(r"([\d,]+) images/s", capsys.readouterr().out)
+    assert int(speed) <= 64
+
+
 def test_quiet_shows_nothing_but_warnings_go_to_stderr(capsys):
     show(Display(quiet=True))
     Display(quiet=True).warn("x")

@@ -34,6 +34,7 @@ def test_choices_are_what_the_parts_know():
         ("controller", "descriptor"): api.DESCRIPTORS,
         ("data", "name"): data.NAMES,
         ("data", "augment"): tuple(data.AUGMENTS),
+        ("data", "decode"): data.DECODERS,
         ("optimiser", "kind"): optimiser.KINDS,
         ("schedule", "law"): schedule.LAWS,
         ("runtime", "device"): runtime.DEVICES,

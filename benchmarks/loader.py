@@ -1,0 +1,306 @@
+"""Does the GPU wait for images? Training from JPEG folders beside the step alone, the decoder alone and other loaders.
+
+    python benchmarks/loader.py --json results.json   # the paper's ImageNet recipe: timm ResNet-50, 224 px, batch 256
+    python benchmarks/loader.py --stored 64 --size 64 --model timm/resnet18
+
+It makes its images from two real photographs (scikit-learn's), of ImageNet's sizes, about 110 kB each, in 1000 classes.
+One network, compiled once, trains from every loader in turn: torchvision's ImageFolder in a DataLoader, timm's loader,
+ours with the CPU's decoder and ours with the GPU's. A part that fails is named and costs the others nothing; figures
+are written as they come. Other arguments are overrides of the recipe paper/imagenet.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "src"))
+
+import torch
+from engine_runs import training
+from photograph_folder import make_images
+from torch import Tensor
+
+from timestepper.bench.environment import environment
+from timestepper.data import loader, open_dataset
+from timestepper.data.folder import MEAN, STD
+from timestepper.data.jpeg import baseline_size
+from timestepper.data.on_gpu import decoder
+from timestepper.data.resample import cut_all
+from timestepper.data.windows import View, Windows
+from timestepper.engine.loop import Training
+from timestepper.experiment.load import load
+
+# -- what is timed -----------------------------------------------------------------------------------------------------
+
+
+def wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def per_second(once: Callable[[], int], seconds: float, device: torch.device, warm_up: int = 3) -> float:
+    """Images per second of a function that says how many it has made; it is called until the time is over."""
+    for _ in range(warm_up):
+        once()
+    wait_for(device)
+    images, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        images += once()
+    wait_for(device)
+    return images / (time.perf_counter() - start)
+
+
+def decoders_alone(paths: list[str], options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """The decoder with all bytes in memory already, alone and with our kernel behind it."""
+    contents = [pathlib.Path(path).read_bytes() for path in paths[: options.batch]]
+    files = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in contents]
+    windows = Windows(View(options.size, options.size, random_part=True, flip=True))
+    shown = [windows.of(*(baseline_size(content) or (1, 1)), seed=1) for content in contents]
+    out = torch.empty(len(files), options.size, options.size, 3, dtype=torch.uint8, device=device)
+    decode = decoder(device)
+
+    def decode_and_cut() -> int:
+        images = decode(files)
+        cut_all(images, shown, list(range(len(files))), out)
+        wait_for(device)
+        return len(files)
+
+    with Utilisation() as seen:
+        alone = per_second(lambda: len(decode(files)), options.seconds / 2, device)
+    return {
+        "decoder": alone,
+        "decoder_and_cut": per_second(decode_and_cut, options.seconds / 2, device),
+        **seen.figures,
+    }
+
+
+class Utilisation:
+    """How busy the JPEG engines are, as nvidia-smi says: whether they are reached at all."""
+
+    def __enter__(self) -> "Utilisation":
+        self.answers: list[str] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        command = ["nvidia-smi", "--query-gpu=utilization.jpeg,utilization.gpu", "--format=csv,noheader"]
+        while shutil.which("nvidia-smi") and not self._over.wait(0.5):
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+            self.answers.append((answer.stdout or answer.stderr).strip())
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def pixel_difference(images: Any, options: argparse.Namespace, device: torch.device) -> dict[str, float]:
+    """Between the two decoders, in levels of 256, over four batches of random parts."""
+    pairs = zip(*(ours(images, options, device, decode).epoch(0) for decode in ("cpu", "gpu")), strict=True)
+    spread = torch.tensor(STD, device=device)[:, None, None] * 255
+    found = torch.cat([((cpu - gpu).abs() * spread).flatten() for (cpu, _), (gpu, _) in islice(pairs, 4)])
+    return {"mean": found.mean().item(), "largest": found.max().item(), "within_1": (found < 1.5).float().mean().item()}
+
+
+# -- the loaders -------------------------------------------------------------------------------------------------------
+
+
+def ours(images: Any, options: argparse.Namespace, device: torch.device, decode: str) -> Any:
+    return loader(
+        images,
+        batch_size=options.batch,
+        seed=0,
+        training=True,
+        augment="resized_crop",
+        device=device,
+        workers=options.workers,
+        decode=decode,
+        memory_format=torch.channels_last,
+    )
+
+
+class Foreign:
+    """Another library's loader as our engine asks for batches."""
+
+    def __init__(self, batches: Any, samples: int, device: torch.device):
+        self.batches, self.steps, self.samples, self.device = batches, len(batches), samples, device
+
+    def epoch(self, _epoch: int, _first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        for images, labels in self.batches:
+            yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+
+
+def torchvisions(root: pathlib.Path, options: argparse.Namespace, device: torch.device) -> Foreign:
+    """As its training reference does it."""
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import v2
+
+    varied = v2.Compose(
+        [
+            v2.RandomResizedCrop(options.size),
+            v2.RandomHorizontalFlip(),
+            v2.PILToTensor(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(MEAN, STD),
+        ]
+    )
+    folder = ImageFolder(str(root / "train"), varied)
+    folder.samples = folder.samples * options.repeat
+    batches = torch.utils.data.DataLoader(
+        folder,
+        options.batch,
+        shuffle=True,
+        drop_last=True,
+        num_workers=options.workers,
+        pin_memory=device.type == "cuda",
+    )
+    return Foreign(batches, len(folder), device)
+
+
+def timms(root: pathlib.Path, options: argparse.Namespace, device: torch.device) -> Foreign:
+    """Its prefetcher normalises on the GPU; random erasing and colours are off, as in the recipe."""
+    from timm.data import create_loader
+    from torchvision.datasets import ImageFolder
+
+    folder = ImageFolder(str(root / "train"))
+    folder.samples = folder.samples * options.repeat
+    batches = create_loader(
+        folder,
+        input_size=(3, options.size, options.size),
+        batch_size=options.batch,
+        is_training=True,
+        use_prefetcher=device.type == "cuda",
+        interpolation="bilinear",
+        color_jitter=None,
+        mean=MEAN,
+        std=STD,
+        num_workers=options.workers,
+        device=device,
+        persistent_workers=False,
+    )
+    return Foreign(batches, len(folder), device)
+
+
+# -- the step ----------------------------------------------------------------------------------------------------------
+
+
+class Same:
+    """One batch of ours that is on the device already, again and again: the step alone."""
+
+    def __init__(self, batches: Any):
+        self.steps, self.samples = batches.steps, batches.samples
+        self.batch = next(batches.epoch(0))
+
+    def epoch(self, _epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in range(first_step, self.steps):
+            yield self.batch
+
+
+def training_speed(run: Training, batches: Any, options: argparse.Namespace, warm_up: int) -> float:
+    """Images per second of the engine's loop; enough updates first to use up what was loaded meanwhile."""
+    run.train = batches
+    steps = run.steps()
+
+    def update() -> int:
+        before = run.step
+        while run.step == before:
+            next(steps)
+        return options.batch
+
+    try:
+        return per_second(update, options.seconds, run.runtime.device, warm_up)
+    finally:
+        steps.close()
+
+
+def loading_speed(batches: Any, options: argparse.Namespace, device: torch.device) -> float:
+    steps = iter(batches.epoch(0))
+    return per_second(lambda: len(next(steps)[1]), options.seconds, device, warm_up=options.warm_up)
+
+
+# -- all of it ---------------------------------------------------------------------------------------------------------
+
+
+class Report:
+    """Figures as they come; a part that fails is named, and the others go on."""
+
+    def __init__(self, path: pathlib.Path | None):
+        self.path, self.figures = path, {}
+
+    def part(self, name: str, measure: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        try:
+            self.figures[name] = answer = measure()
+        except Exception as error:
+            self.figures[name], answer = f"{type(error).__name__}: {str(error)[:500]}", None
+        print(f"{name}: {self.figures[name]}  ({time.perf_counter() - start:.1f} s)", flush=True)
+        if self.path:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps(self.figures, indent=1) + "\n")
+        return answer
+
+
+def measure(root: pathlib.Path, options: argparse.Namespace, report: Report) -> None:
+    report.part("images", lambda: make_images(root, options.images, options.stored, options.photos))
+    device = torch.device(options.device)
+    report.part("environment", lambda: environment(device, options.commit) | {"processors": os.cpu_count()})
+    data = open_dataset("folder", root, size=options.size)
+    once = data.train
+    many = replace(once, paths=once.paths * options.repeat, labels=once.labels.repeat(options.repeat))
+    gpu = device.type == "cuda"
+    alone = report.part("decoder_alone", lambda: decoders_alone(list(once.paths), options, device))
+    if gpu:
+        report.part("pixels_cpu_against_gpu", lambda: pixel_difference(once, options, device))
+    makers: dict[str, Callable[[], Any]] = {
+        "torchvision": lambda: torchvisions(root, options, device),
+        "timm": lambda: timms(root, options, device),
+        "ours_cpu": lambda: ours(many, options, device, "cpu"),
+    } | ({"ours_gpu": lambda: ours(many, options, device, "gpu")} if gpu else {})
+    for name, make in makers.items():
+        report.part(f"{name}_alone", lambda make=make: loading_speed(make(), options, device))
+    changes = [f"model.name={options.model}", f"data.batch_size={options.batch}", f"data.size={options.size}"]
+    changes += [f"data.resize={round(options.size * 256 / 224)}", "data.name=folder", f"data.root={root}"]
+    recipe = load("paper/imagenet", [*changes, *options.overrides])
+    run = training(recipe, replace(data, train=many), device)
+    step = report.part("step_alone", lambda: training_speed(run, Same(makers["ours_cpu"]()), options, warm_up=8))
+    for name, make in makers.items():
+        report.part(f"{name}_training", lambda make=make: training_speed(run, make(), options, options.warm_up))
+    if gpu and step and alone and isinstance(found := report.figures["ours_gpu_training"], float):
+        report.part("of_the_smaller", lambda: found / min(step, alone["decoder"]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", help="section.key=value of the recipe")
+    parser.add_argument("--model", default="timm/resnet50", help="LIBRARY/MODEL")
+    parser.add_argument("--batch", type=int, default=256, help="images of an update")
+    parser.add_argument("--size", type=int, default=224, help="pixels of an input's side")
+    parser.add_argument("--stored", type=int, help="pixels of a file's side; absent: ImageNet's sizes")
+    parser.add_argument("--images", type=int, default=6000, help="files, at least 1000")
+    parser.add_argument("--repeat", type=int, default=50, help="how often an epoch has each file: a long one")
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 1) - 2), help="of each loader")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of timing for each figure")
+    parser.add_argument("--warm-up", type=int, default=30, help="batches before that: what was loaded ahead")
+    parser.add_argument("--photos", type=pathlib.Path, help="folder of photographs; absent: scikit-learn's")
+    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu", help="where")
+    parser.add_argument("--commit", help="recorded where the source carries no history")
+    parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        measure(pathlib.Path(folder), options, Report(options.json))
+
+
+if __name__ == "__main__":
+    main()

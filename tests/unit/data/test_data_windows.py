@@ -1,0 +1,101 @@
+"""Random parts, resizes and mirrors of images: torchvision's, whoever cuts them out."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from interpreter import run_interpreted
+from PIL import Image
+from torchvision.transforms import v2
+
+from timestepper.data.resample import cut_all, cut_one
+from timestepper.data.windows import View, Window, Windows, cut
+
+SIZES = [(1, 1), (1, 300), (7, 2), (500, 375), (375, 500), (64, 64), (2000, 90), (90, 2000)]
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_random_parts_are_those_that_torchvision_draws(width, height):
+    windows = Windows(View(64, 64, random_part=True, flip=True))
+    crop, image = v2.RandomResizedCrop(64), Image.new("RGB", (width, height))
+    differing = 0
+    for seed in range(1, 2**63, 2**63 // 200):
+        torch.manual_seed(seed)
+        drawn = crop.make_params([image])
+        mirrored = bool(torch.rand(1) < 0.5)
+        window = windows.of(width, height, seed)
+        assert window[4:8] == (64, 64, 0, 0)
+        assert window.mirrored == mirrored
+        differing += window[:4] != tuple(drawn[name] for name in ("left", "top", "width", "height"))
+    assert differing <= 1  # torch's float32, which differs among processors, may round one to the other side
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+@pytest.mark.parametrize("size", [20, 32])
+def test_the_centre_is_torchvisions(width, height, size):
+    image = Image.effect_noise((width, height), 90).convert("RGB")
+    window = Windows(View(size, 32)).of(width, height, seed=0)
+    reference = v2.Compose([v2.Resize(32), v2.CenterCrop(size)])(image)
+    assert np.array_equal(np.asarray(cut(image, window, size)), np.asarray(reference))
+
+
+def random_cuts(size, count, seed=0):
+    """Noise, which shows every mistake, with windows of all kinds."""
+    chance = np.random.default_rng(seed)
+    for number in range(count):
+        height, width = chance.integers(1, 90, 2).tolist()
+        pixels = chance.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        view = View(size, size + 3, random_part=bool(number % 2), flip=number % 3 > 0)
+        yield pixels, Windows(view).of(width, height, int(chance.integers(2**63)))
+
+
+def test_plain_pytorch_cuts_as_pillow_does():
+    """Pillow may scale down before across, which rounds in another order."""
+    for pixels, window in random_cuts(24, 60):
+        ours = cut_one(torch.from_numpy(pixels).permute(2, 0, 1), window, 24).numpy().astype(int)
+        pillows = np.asarray(cut(Image.fromarray(pixels), window, 24)).astype(int)
+        assert abs(ours - pillows).max() <= 1
+
+
+@pytest.mark.parametrize("length", [5, 24, 25, 90])
+def test_along_one_axis_it_is_pillow_to_the_last_bit(length):
+    pixels = np.random.default_rng(length).integers(0, 256, (24, length, 3), dtype=np.uint8)
+    for turned in (False, True):
+        image = pixels.transpose(1, 0, 2).copy() if turned else pixels
+        height, width = image.shape[:2]
+        window = Window(0, 0, width, height, 24, 24, 0, 0, False)
+        ours = cut_one(torch.from_numpy(image).permute(2, 0, 1), window, 24)
+        assert np.array_equal(ours.numpy(), np.asarray(cut(Image.fromarray(image), window, 24)))
+
+
+def check_many(device):
+    """All windows at once, in slots of another order; a slot that is not named stays as it is."""
+    cuts = list(random_cuts(19, 30, seed=1))
+    images = [torch.from_numpy(pixels).permute(2, 0, 1).contiguous().to(device) for pixels, _ in cuts]
+    windows = [window for _, window in cuts]
+    out = torch.full((31, 19, 19, 3), 77, dtype=torch.uint8, device=device)
+    cut_all(images, windows, list(range(30, 0, -1)), out)
+    expected = torch.stack([cut_one(image, window, 19) for image, window in zip(images, windows, strict=True)])
+    assert torch.equal(out[1:].flip(0), expected)
+    assert (out[0] == 77).all()
+
+
+def test_many_images_at_once():
+    check_many("cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_kernel_cuts_as_plain_pytorch_does():
+    check_many("cuda")
+
+
+def test_the_kernel_in_the_interpreter_cuts_as_plain_pytorch_does():
+    here = Path(__file__).parent
+    run_interpreted(f"""
+import sys
+sys.path[:0] = [{str(here)!r}, {str(here.parents[1])!r}]
+import test_data_windows
+test_data_windows.check_many("cpu")
+""")
