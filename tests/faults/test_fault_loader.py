@@ -1,4 +1,4 @@
-"""Loader workers that die, shared memory that is full, images that cannot be read: T21, T22."""
+"""Loader workers that die, a small shared memory, images that cannot be read: T21, T22."""
 
 import os
 import subprocess
