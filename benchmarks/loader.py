@@ -39,7 +39,7 @@ from timestepper.data.on_gpu import decoder
 from timestepper.data.resample import cut_all
 from timestepper.data.windows import View, Windows
 from timestepper.engine.loop import Training
-from timestepper.experiment.load import load
+from timestepper.recipe.load import load
 
 # -- what is timed -----------------------------------------------------------------------------------------------------
 
