@@ -10,7 +10,7 @@ def show(display):
     display.step(1, 1, 2.5, 0.25, 64)
     display.epoch(1, 10, {"train loss": 2.5, "test error": 0.5}, {"dt layer1": 0.48})
     display.step(2, 2, 2.25, 0.375, 64)
-    display.say("a note with [brackets]")
+    display.tell("a note with [brackets]")
     display.stop()
 
 
