@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from timestepper.engine.checkpoint import Checkpoints, check
@@ -51,12 +51,12 @@ class FolderJournal(Journal):
         epochs: int,
         display: Display,
         tensorboard: bool = True,
-        stamp: Mapping[str, str] | None = None,
+        stamp: Callable[[], Mapping[str, Any]] = dict,
     ):
         self.folder, self.display, self.identity, self.recipe = folder, display, identity, recipe
         self.steps, self.epochs = steps, epochs
         self._wants_tensorboard = tensorboard
-        self._stamp = dict(stamp or {})  # stands beside every time: what may differ from sitting to sitting
+        self._stamp = stamp  # stands beside every time: what may differ from one to the next
         self._checkpoints = Checkpoints(folder.checkpoints)
         self._checkpoints.create()
         self._tensorboard: TensorBoard | None = None
@@ -167,7 +167,7 @@ class FolderJournal(Journal):
         """Seconds and images since the last note of this process; the sum over the file is the run's time."""
         now = time.monotonic()
         if self._images:
-            self._times.write({"step": step, "seconds": now - self._mark, "images": self._images, **self._stamp})
+            self._times.write({"step": step, "seconds": now - self._mark, "images": self._images, **self._stamp()})
         self._mark, self._images = now, 0.0
 
 

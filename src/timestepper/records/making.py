@@ -25,11 +25,15 @@ def make(
 ) -> dict[str, Any]:
     """A record; ``epochs`` must reach the end of the recipe, so that a half run cannot become one.
 
-    ``times`` are the lines of the run's timing, ``facts`` all else that the run knows.
+    ``times`` are the lines of the run's timing, ``facts`` all else that the run knows. The GPU's time is shared equally
+    by the runs of a sweep that have it at once; older lines do not say how many these were.
     """
     wanted = recipe["run"]["epochs"]
     if [line["epoch"] for line in epochs] != list(range(1, wanted + 1)):
         raise RecordError(f"{name}: {len(epochs)} of {wanted} epochs in its metrics; no record written")
+    seconds = sum(line["seconds"] for line in times)
+    shared = [line["seconds"] / line["sharing"] for line in times if "sharing" in line]
+    known = len(shared) == len(times) and not str(facts.get("device")).startswith("CPU")
     content = {
         "schema": WHOLE,
         "kind": "training",
@@ -38,7 +42,8 @@ def make(
         "recipe": recipe,
         **facts,
         "epochs": epochs,
-        "wall_seconds": round(sum(line["seconds"] for line in times), 1),
+        "wall_seconds": round(seconds, 1),
+        **({"gpu_seconds": round(sum(shared) * facts["world"], 1)} if known else {}),
         "commit": commit(),
         "commits": {line.get("commit", "unknown"): line["step"] for line in times},  # up to which update each computed
         "versions": versions(),

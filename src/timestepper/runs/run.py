@@ -31,6 +31,7 @@ class Run:
     sets: tuple[str, ...] = ()  # the sets that ask for it
     state: str = WAITING
     message: str = ""
+    sharing: int = 1  # runs that have its GPU together, itself among them
 
     @property
     def identity(self) -> str:

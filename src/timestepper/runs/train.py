@@ -134,7 +134,7 @@ class Process:
     ) -> dict[str, Any] | None:
         """The state to go on from; status.json says "running" only once nothing was refused."""
         assert self.folder is not None
-        run, where = self.run, self.folder.path
+        run, where, commit = self.run, self.folder.path, records.commit()
         journal = FolderJournal(
             self.folder,
             identity=build.identity(run.recipe, self.data.train),
@@ -143,7 +143,7 @@ class Process:
             epochs=schedule.epochs,
             display=self.display,
             tensorboard=run.recipe.run.tensorboard,
-            stamp={"commit": records.commit()},
+            stamp=lambda: {"commit": commit, "sharing": run.sharing},
         )
         state = journal.find()
         if state is not None:

@@ -34,6 +34,7 @@ from timestepper.sweeps.display import Board
 
 ALREADY = "already finished"
 _END = object()
+GPU_PROCESSES = "TIMESTEPPER_GPU_PROCESSES"  # of this sweep that share the GPU with this one, and itself
 _PAUSE = 50e-6  # seconds, where every run waits for the device
 _LONG_PAUSE = 0.05  # where there is no run yet whose kind is ready
 
@@ -128,6 +129,7 @@ def take_turns(
     """Round and round; a run begins when there is room and its kind is ready, and none once a signal asks to stop."""
     waiting, active = {run: kind_of(run.recipe) for run in turns}, dict[Run, Process | None]()
     configured: tuple[str, bool] | None = None
+    processes = int(os.environ.get(GPU_PROCESSES, "1"))
     while active or (waiting and not signals.stop):
         if parent is not None and os.getppid() != parent:
             signals.stop = signals.stop or signal.SIGTERM
@@ -139,6 +141,7 @@ def take_turns(
         save, signals.save = signals.save, 0
         moved = False
         for run, process in list(active.items()):
+            run.sharing = len(active) * processes
             if process is not None:
                 process.signals.stop, process.signals.save = signals.stop, process.signals.save or save
                 if process.idle:

@@ -12,6 +12,7 @@ import torch
 from timestepper.engine.signals import Signals
 from timestepper.runs.run import Run
 from timestepper.sweeps.ahead import kind_of
+from timestepper.sweeps.one_gpu import GPU_PROCESSES
 from timestepper.terminal import complain
 
 
@@ -21,7 +22,7 @@ def spread(arguments: Sequence[str], parts: Sequence[Sequence[int]], signals: Si
     children = [
         subprocess.Popen(
             [sys.executable, "-m", "timestepper", "sweep", *arguments, "--share", ",".join(map(str, part))],
-            env=os.environ | _gpu(index),
+            env=os.environ | _gpu(index, len(parts)),
             start_new_session=True,
         )
         for index, part in enumerate(parts)
@@ -65,10 +66,11 @@ def shares(runs: Sequence[Run], processes: int | None) -> list[list[Run]]:
     return [part for part in parts if part]
 
 
-def _gpu(index: int) -> dict[str, str]:
+def _gpu(index: int, processes: int) -> dict[str, str]:
     count = torch.cuda.device_count()
     if count == 0:
         return {}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(number) for number in range(count)]
-    return {"CUDA_VISIBLE_DEVICES": names[index % count]}
+    sharing = len(range(index % count, processes, count))
+    return {"CUDA_VISIBLE_DEVICES": names[index % count], GPU_PROCESSES: str(sharing)}

@@ -228,6 +228,19 @@ def test_a_record_names_every_commit_that_had_a_part_in_it(run, monkeypatch):
     assert (made["commit"], made["commits"]) == ("another", {first: 10, "another": 15})
 
 
+def test_a_record_says_which_part_of_a_gpu_s_time_was_its_own(run):
+    made = records.read(run)
+    assert "gpu_seconds" not in made  # it had none
+    assert [line["sharing"] for line in map(json.loads, (run / "timing.jsonl").read_text().splitlines())] == [1, 1]
+    facts = {"name": "x", "epochs": made["epochs"], "device": "NVIDIA H200"}
+    times = [{"step": 5, "seconds": 60.0, "sharing": 6}, {"step": 10, "seconds": 10.0, "sharing": 2}]
+    recipe = as_dict(load("smoke/digits-lstm", TINY))
+    assert records.make(recipe, times=times, world=1, **facts)["gpu_seconds"] == 15.0
+    assert records.make(recipe, times=times, world=4, **facts)["gpu_seconds"] == 60.0
+    older = [{"step": 5, "seconds": 60.0}, *times[1:]]
+    assert "gpu_seconds" not in records.make(recipe, times=older, world=1, **facts)
+
+
 def test_a_half_run_has_no_record(run):
     made = json.loads((run / "record.json").read_text())
     with pytest.raises(RecordError, match="1 of 2 epochs"):

@@ -41,6 +41,13 @@ def test_runs_of_one_sweep_differ(swept):
     assert len({(entry.path / "weights.safetensors").read_bytes() for entry in swept}) == 4
 
 
+def test_times_say_how_many_runs_shared_the_device(swept):
+    lines = [json.loads(line) for entry in swept for line in (entry.path / "timing.jsonl").read_text().splitlines()]
+    shared = {line["sharing"] for line in lines}
+    assert max(shared) == 3
+    assert min(shared) >= 1
+
+
 def test_a_finished_sweep_is_not_repeated_but_gives_its_records(swept, tmp_path):
     before = [(entry.path / "record.json").stat().st_mtime_ns for entry in swept]
     runs = run_sweep(swept, results=tmp_path / "results")
