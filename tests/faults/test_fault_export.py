@@ -19,7 +19,7 @@ from watching import wait_for
 from timestepper import data, saving
 from timestepper.adapters import create_model
 from timestepper.engine import distributed
-from timestepper.runs import finish
+from timestepper.runs.load import restore
 from timestepper.stability.robustness import Share, noise
 
 STEPPED = ["smoke/digits-lstm", *runs.SHORT[1:], "run.epochs=1"]
@@ -38,7 +38,7 @@ def test_t27_the_exported_network_is_the_trained_one(tmp_path, stepped_run, cli,
     target = tmp_path / "plain.safetensors"
     assert cli("fold", str(stepped_run), "-o", str(target)).code == 0
     assert cli("verify", str(target)).code == 0
-    trained = finish.restore(stepped_run)
+    trained = restore(stepped_run)
     plain = saving.load_folded(create_model("cifar/resnet8", num_classes=10, in_chans=1), target).eval()
     images, _ = next(iter(data.loader(trained.data.test, batch_size=360, seed=0, training=False).epoch(0)))
     attached, folded = trained.model.eval()(images), plain(images)
@@ -99,7 +99,7 @@ def noise_table(run: Path, output: Path, batch_size: int = 90, workers: int = 0,
         options = {"seed": 0, "training": False, "rank": group.rank, "world": group.world}
         batches = data.loader(images, batch_size=batch_size, workers=workers, **options).epoch(0)
         share = Share(group.rank, group.world, group.sum)
-        model = finish.restore(run).model
+        model = restore(run).model
         scores = noise(model, batches, (0.0, 0.3, 1.0), draws_each=2, share=share)
     finally:
         distributed.stop()
