@@ -15,7 +15,7 @@ def train(
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value …", show_default=False)] = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(help="by default runs/RECIPE, below it what is overridden; a run that is there is continued"),
+        typer.Option(help="by default runs/RECIPE, or runs/RECIPE/OVERRIDES; a run that is there is continued"),
     ] = None,
     override: Annotated[bool, typer.Option("--override", help="continue although the recipe has changed")] = False,
     workers: Annotated[int | None, typer.Option(help="processes that decode image files")] = None,

@@ -20,9 +20,9 @@ class ModelSettings:
     name: str = setting("cifar/resnet20", "LIBRARY/MODEL: cifar/resnet56, timm/resnet50, torchvision/resnet18.")
     original_stride: bool = setting(False, "Stride in the first 1x1 convolution of a bottleneck, as in the paper.")
     start: str | None = setting(
-        None, "How it starts, of networks that know several ways: he, fixup (cifar/nf_resnet56)."
+        None, "How its weights start, where there is a choice: he or fixup (cifar/nf_resnet56)."
     )
-    options: str = setting("", "What its constructor is told beside: img_size=32 patch_size=4.")
+    options: str = setting("", "More options of its constructor, such as img_size=32 patch_size=4.")
     last_norm_init: float | None = setting(None, "Initial weight of the last batch norm of each branch.", least=0)
 
 
@@ -85,7 +85,7 @@ class OptimiserSettings:
     weight_decay: float = setting(
         1e-4, "Weight decay: on every parameter (sgd), or on those of two dimensions and more (adamw).", least=0
     )
-    label_smoothing: float = setting(0.0, "The part of every label that is spread over all classes.", least=0, most=0.9)
+    label_smoothing: float = setting(0.0, "Label smoothing: the part of a label that is spread over all classes.", least=0, most=0.9)
 
 
 @dataclass(frozen=True)
