@@ -85,6 +85,26 @@ def test_every_error_is_in_the_reference(pages):
     assert not [name for name in kinds if f"timestepper.errors.{name}" not in pages["reference/errors.html"].ids]
 
 
+PLACES = r"`((?:src|tests|benchmarks|docs|recipes|claims|results)/[\w/.*-]+)`"
+ROOMS = r"`(\w+/|\w+\.py)`"
+
+
+def test_every_path_that_a_page_names_is_there():
+    named = {(path.name, place) for path in markdown_files() for place in re.findall(PLACES, path.read_text("utf-8"))}
+    assert len(named) > 10
+    assert not [each for each in named if not list(ROOT.glob(each[1].rstrip("/")))]
+
+
+def test_the_page_about_the_architecture_names_every_room():
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    rooms = [line for line in text.partition("## The rooms")[2].splitlines() if line.startswith("| `")]
+    named = {room.removesuffix("/") for line in rooms for room in re.findall(ROOMS, line.split("|")[1])}
+    there = {
+        path.name for path in (ROOT / "src" / "timestepper").iterdir() if not path.name.startswith(("_", "py.typed"))
+    }
+    assert named == there
+
+
 def markdown_files():
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
