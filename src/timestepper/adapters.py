@@ -1,4 +1,4 @@
-"""Blocks of your own: decorate a function from a block to its :class:`Branch` with :func:`register`."""
+"""Blocks of your own: decorate a function from a block to its ``Branch`` with ``register``."""
 
 from timestepper.sites.families import create_model, input_pixels, use_original_stride
 from timestepper.sites.known import Branch, Site, Stage, find_stages, register, skipped_blocks

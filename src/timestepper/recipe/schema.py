@@ -85,7 +85,7 @@ class OptimiserSettings:
     weight_decay: float = setting(
         1e-4, "Weight decay: on every parameter (sgd), or on those of two dimensions and more (adamw).", least=0
     )
-    label_smoothing: float = setting(0.0, "Label smoothing: the part of a label that is spread over all classes.", least=0, most=0.9)
+    label_smoothing: float = setting(0.0, "Part of a label that is spread over all classes.", least=0, most=0.9)
 
 
 @dataclass(frozen=True)
