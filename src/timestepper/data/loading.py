@@ -12,6 +12,7 @@ from timestepper.data.order import Plan
 from timestepper.errors import UnknownNameError
 
 DECODERS = ("cpu", "gpu", "auto")
+"""Where JPEG files are decoded; auto takes the GPU where it can."""
 
 
 class Loader(Protocol):
