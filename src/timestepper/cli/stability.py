@@ -57,7 +57,7 @@ def stability(
             subject = subjects.load_run(Path(net_or_run))
         else:
             subject = subjects.load_model(net_or_run, controller, weights, data, root)
-        asked = subjects.Asked(samples if theory else 0, input_size, bound, kinds, images)
+        asked = subjects.Figures(samples if theory else 0, input_size, bound, kinds, images)
         found, show = subjects.examine(subject, asked, device), tables.show
     if found is None:  # the first process of torchrun shows all
         return

@@ -27,7 +27,7 @@ TIMEOUT = 1800.0  # seconds that a process of torchrun waits for the others
 
 
 @dataclass(frozen=True)
-class Asked:
+class Figures:
     """What to compute: the theory on so many ``samples``, nothing of it for 0, and ``kinds`` of ROBUSTNESS."""
 
     samples: int
@@ -38,7 +38,7 @@ class Asked:
 
 
 @dataclass
-class Subject:
+class Examined:
     """A network and the test images that belong to it, if any."""
 
     name: str
@@ -65,13 +65,13 @@ class Subject:
         return noise.to(device), None
 
 
-def load_run(path: Path) -> Subject:
+def load_run(path: Path) -> Examined:
     """The network and the test images of a run directory, with the weights of its newest sound checkpoint."""
     trained = restore(path)
-    return Subject(str(path), trained.model, trained.data.test)
+    return Examined(str(path), trained.model, trained.data.test)
 
 
-def load_model(name: str, controller: str, weights: Path | None, data: str | None, root: Path | None) -> Subject:
+def load_model(name: str, controller: str, weights: Path | None, data: str | None, root: Path | None) -> Examined:
     """A network by name, with random or saved weights, and the test images of a data set."""
     images = data_sets.open_dataset(data, root).test if data else None
     fitting: Any = images and {"num_classes": images.classes, "in_chans": images.input_shape[0]}
@@ -82,10 +82,10 @@ def load_model(name: str, controller: str, weights: Path | None, data: str | Non
         raise UnknownNameError(f"{error}; there is no folder of that name either") from None
     if weights is not None:
         net = load_folded(net, weights)
-    return Subject(name, net if controller == "none" else timestepper.attach(net, controller), images)
+    return Examined(name, net if controller == "none" else timestepper.attach(net, controller), images)
 
 
-def examine(subject: Subject, asked: Asked, device: str) -> dict[str, Any] | None:
+def examine(subject: Examined, asked: Figures, device: str) -> dict[str, Any] | None:
     """All figures; None in all processes of torchrun but the first."""
     if asked.kinds and subject.images is None:
         raise StabilityError("noise, attacks and corruptions need test images; give --data (digits needs no download)")
@@ -104,7 +104,7 @@ def examine(subject: Subject, asked: Asked, device: str) -> dict[str, Any] | Non
     return found if torchrun.rank() == 0 else None
 
 
-def _robustness(kind: str, subject: Subject, count: int | None, group: distributed.Group) -> list[dict[str, Any]]:
+def _robustness(kind: str, subject: Examined, count: int | None, group: distributed.Group) -> list[dict[str, Any]]:
     """One row per noise level, attack and epsilon, or corruption and severity."""
     batches, share = subject.batches(count, BATCH, group), _share(group)
     if kind == "noise":
