@@ -77,10 +77,10 @@ def comparison(arms: Sequence[Arm], label: Label) -> Figure:
     caption = (
         "Test error of the last epoch minus that of a plain network. Points are means over seeds, bars 95% intervals "
         "of the difference (Welch). An arrow ends a bar that goes on beyond the axis; a row without a point has its "
-        "mean there. A controller "
-        "starts with half steps, so the plain network whose blocks start at half their size is the fair one to beat."
+        "mean there too. A controller starts with step sizes of about one half, so the plain network whose blocks start "
+        "at half their size is the fair one to compare with."
     )
-    return Figure("comparison", "Who is better than the plain network?", caption, panels, ())
+    return Figure("comparison", "What is better than the plain network?", caption, panels, ())
 
 
 def _axis(bars: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -94,7 +94,7 @@ def _increasing(statement: Statement, arms: Sequence[Arm]) -> Asked:
     rise, least = (_mean(arms, statement.group, measure) for measure in measures)
     parts = [
         Part(rise, "from block to block of the last stage", above=True),
-        Part(least, "least step from earlier blocks to a later one", -margin, above=True),
+        Part(least, "smallest rise from earlier blocks to a later one", -margin, above=True),
     ]
     return Asked(parts, f"a fall of {margin:g} is allowed")
 

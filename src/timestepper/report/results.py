@@ -26,8 +26,8 @@ _TONES = {SUPPORTED: "good", CONTRADICTED: "bad", NO_EFFECT: "bad", NOT_RUN: "qu
 _NOT_RUN = TableCell(NOT_RUN, tone="quiet")
 _VERDICTS = (
     "Verdicts on the paper (its own words in quotation marks) and on our questions. Supported: the 95% interval (where "
-    "a margin is allowed, the 90% one) lies where the statement puts it, with every part of it. Contradicted: for "
-    "certain not, corrected for the number of parts (Holm). Equal: the 90% interval lies within "
+    "a margin is allowed, the 90% one) lies where the statement puts it, for every part of it. Contradicted: some part "
+    "certainly does not hold, corrected for the number of parts (Holm). Equal: the 90% interval lies within "
     f"±{EQUAL_MARGIN:g} points. Open: the runs cannot say; fewer than {FEWEST} seeds never can"
 )
 
@@ -143,8 +143,8 @@ def influence_table(arms: Sequence[Arm], label: Label) -> Table:
     width = max(map(len, rows), default=1)
     rows = [(*row, *[""] * (width - len(row))) for row in rows]
     caption = (
-        "Does the controller read the weights? Largest change of any step size where it is shown zeros instead of "
-        "them: mean over seeds. Near zero, its step sizes are constants that it has learned"
+        "Does the controller read the weights? Largest change of any step size when it is shown zeros instead "
+        "of the weights; mean over seeds. Near zero means that its step sizes are learned constants"
     )
     columns = ("Runs", *(f"Stage {number}" for number in range(1, width)))
     return table("influence", caption, columns, rows)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 CONFIDENCE = 0.95  # of the intervals that are shown, and of a direction
 EQUAL_CONFIDENCE = 0.90  # of the interval that must lie inside the margin of what counts as equal
-EQUAL_MARGIN = 0.3  # percentage points; fixed in issue 18, after the first three seeds and before all others
+EQUAL_MARGIN = 0.3  # percentage points; fixed after the first three seeds and before all others
 FEWEST = 3  # seeds of each arm, as many as the paper has; fewer decide nothing
 MINUS = "\N{MINUS SIGN}"
 
