@@ -148,10 +148,10 @@ def counts(result: dict) -> bool:
 
 BEGIN = """# Networks that work
 
-More than 200 networks of three libraries, with random weights. For each of them the residual branches are discovered and
-proved on a float64 copy, an LSTM controller is attached, one training step is made, and the folded network is compared
-with the attached one. A network **works** if at least 90 % of its residual sums are accepted and proved, the training
-step works and folding changes nothing.
+More than 200 networks of three libraries, with random weights. For each of them the residual branches are discovered
+and proved on a float64 copy, an LSTM controller is attached, one training step is made, and the folded network is
+compared with the attached one. A network **works** if at least 90 % of its residual sums are accepted and proved, the
+training step works and folding changes nothing.
 """
 END = """## How this was measured
 

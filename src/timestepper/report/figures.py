@@ -77,8 +77,8 @@ def comparison(arms: Sequence[Arm], label: Label) -> Figure:
     caption = (
         "Test error of the last epoch minus that of a plain network. Points are means over seeds, bars 95% intervals "
         "of the difference (Welch). An arrow ends a bar that goes on beyond the axis; a row without a point has its "
-        "mean there too. A controller starts with step sizes of about one half, so the plain network whose blocks start "
-        "at half their size is the fair one to compare with."
+        "mean there too. A controller starts with step sizes of about one half, so the plain network whose blocks "
+        "start at half their size is the fair one to compare with."
     )
     return Figure("comparison", "What is better than the plain network?", caption, panels, ())
 

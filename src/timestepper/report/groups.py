@@ -15,7 +15,7 @@ from timestepper.report.statistics import Estimate, difference, mean_of
 
 # Settings that say how a run was computed and watched, not what was learned; and those that a task or a subject tells.
 FREE = {
-    "data": {"root", "download", "test_batch_size", "workers", "name", "batch_size"},
+    "data": {"root", "download", "test_batch_size", "workers", "decode", "name", "batch_size"},
     "runtime": {"device", "compile", "cuda_graph", "channels_last", "fast_convolutions"},
     "run": {"seed", "log_steps", "evaluate_epochs", "checkpoint_steps", "checkpoint_epochs", "checkpoint_seconds"}
     | {"tensorboard", "monitor", "epochs"},
