@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "stability": {"equations", "api", "sites"},
     "data": {"files"},
     "engine": {"files", "kernels", "torchrun"},
-    "records": {"names", "files"},
+    "records": {"names", "files", "recipe"},
     "bench": {"names", "controllers", "sites", "api", "inspection", "engine", "records"},
     "counts": {"equations", "sites", "api", "inspection", "steps"},
     "recipe": {"names", "engine"},
@@ -54,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
         "recipe",
     },
     "sweeps": {"data", "engine", "records", "recipe", "runs"},
-    "report": {"files", "names", "records"},
+    "report": {"files", "names", "recipe", "records"},
 }
 LEAVES = {"errors", "terminal", "validate"}  # anyone may import these
 FOREIGN = {"timm": {"sites", "bench"}, "torchvision": {"sites", "data"}}  # and who may import them

@@ -6,11 +6,13 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from timestepper import terminal
 from timestepper.errors import RunDirectoryError, TimestepperError
 from timestepper.files import prepare_file
+from timestepper.recipe.load import as_dict, load
+from timestepper.recipe.schema import Recipe
 from timestepper.records import load_records
 from timestepper.records.subject import subject_of
 from timestepper.report import counts, groups, names
@@ -18,11 +20,9 @@ from timestepper.report.claims import FOLDER, Claims, load_claims
 from timestepper.report.page import Computed, count_tables, tables_of, write_page
 from timestepper.report.results import duration
 from timestepper.report.tables import Table, TableCell, table
+from timestepper.runs.run import Run
+from timestepper.sweeps import plan, reproduce
 from timestepper.terminal import tell
-
-if TYPE_CHECKING:
-    from timestepper.recipe.schema import Recipe
-    from timestepper.runs.run import Run
 
 _COUNTED = ("table1", "table2", "table3", "table6")
 
@@ -39,13 +39,10 @@ class Collection:
         """Look at the records, again after a training."""
         self.records, self.damaged = load_records(self.results)
 
-    def plan(self, name: str, short: bool = False, overrides: Sequence[str] = ()) -> list["Run"]:
+    def plan(self, name: str, short: bool = False, overrides: Sequence[str] = ()) -> list[Run]:
         """The runs of a set, and where each of them stands; ``counts`` has none."""
-        from timestepper.sweeps.plan import open_sets
-        from timestepper.sweeps.reproduce import plan
-
-        runs = [] if name == "counts" else open_sets(name, short=short, overrides=tuple(overrides), out=self.runs)
-        plan(runs, self.records)
+        runs = [] if name == "counts" else plan.open_sets(name, short=short, overrides=tuple(overrides), out=self.runs)
+        reproduce.plan(runs, self.records)
         return runs
 
     def warn(self) -> None:
@@ -54,11 +51,9 @@ class Collection:
 
     def write(self, out: Path, title: str) -> None:
         """The page; with claims also what they let count, and what is still to run of everything but the demo."""
-        from timestepper.sweeps.reproduce import DONE, UNMEASURED
-
         more: dict[str, Any] = {"problems": self.problems + self.damaged}
         if self.claims:
-            left = [run for run in self.plan("everything") if run.state not in (DONE, UNMEASURED)]
+            left = [run for run in self.plan("everything") if run.state not in (reproduce.DONE, reproduce.UNMEASURED)]
             left = [run for run in left if run.sets != ("demo",)]
             hours = duration(3600 * sum(run.hours for run in left))
             caption = "Not yet run, with the GPU time that each line is expected to take on one H200-class card"
@@ -66,30 +61,24 @@ class Collection:
             more |= {"computed": compute(self.claims), "pending": pending}
         write_page(self.records, self.claims, out, out.with_suffix(".md"), title, **more)
 
-    def tables(self, name: str, runs: Sequence["Run"]) -> list[Table]:
+    def tables(self, name: str, runs: Sequence[Run]) -> list[Table]:
         """What a name prints: all records of such runs, ours beside the paper's."""
         if name == "counts":
             return count_tables(self.claims, self.claims, compute(self.claims))
         computed = compute(self.claims) if name in ("all", *_COUNTED) else Computed()
         if name == "fig1":
             computed = Computed(solutions=solutions())
-        wanted = {_kind(_table(run.recipe)) for run in runs}
+        wanted = {_kind(as_dict(run.recipe)) for run in runs}
         shown = [record for record in self.records if _kind(record.recipe) in wanted]
         return tables_of(tuple(self.claims) if name == "all" else (name,), self.records, self.claims, computed, shown)
 
-    def plan_table(self, name: str, runs: Sequence["Run"]) -> Table:
+    def plan_table(self, name: str, runs: Sequence[Run]) -> Table:
         """Where the runs of a set stand."""
         done, left = sum(run.state == "done" for run in runs), duration(3600 * sum(run.hours for run in runs))
         caption = f"{name}: {done} of {len(runs)} runs done, about {left} of GPU time to go"
         return run_table(
             "plan", caption if runs else f"{name}: nothing to train, computed in seconds", runs, self.claims
         )
-
-
-def _table(recipe: "Recipe") -> dict[str, dict[str, Any]]:
-    from timestepper.recipe.load import as_dict
-
-    return as_dict(recipe)
 
 
 def _kind(recipe: dict[str, dict[str, Any]]) -> tuple:
@@ -133,7 +122,7 @@ def solutions() -> dict[str, Any]:
 # -- what is to run ----------------------------------------------------------------------------------------------------
 
 
-def run_table(name: str, caption: str, runs: Iterable["Run"], claims: Claims) -> Table:
+def run_table(name: str, caption: str, runs: Iterable[Run], claims: Claims) -> Table:
     """Where runs stand and what they will take, seeds of one kind together."""
     kinds: dict[str, list[Run]] = {}
     for run in runs:
@@ -150,9 +139,9 @@ def run_table(name: str, caption: str, runs: Iterable["Run"], claims: Claims) ->
     return table(name, caption, ("Runs", "For", "State", "Expected GPU time"), rows)
 
 
-def describe(recipe: "Recipe", claims: Claims) -> str:
+def describe(recipe: Recipe, claims: Claims) -> str:
     """Network, data, controller and schedule of a run, in words, and what else is not as usual: ``precision tf32``."""
-    found = _table(recipe)
+    found = as_dict(recipe)
     task = groups.task_from(found)
     parts = [names.model_name(task.model), names.data_name(task.data), subject_of(found).label]
     return ", ".join([*parts, groups.how(task, claims, groups.conditions_apart(task, _usual(task.data)))])
@@ -161,9 +150,7 @@ def describe(recipe: "Recipe", claims: Claims) -> str:
 @functools.cache
 def _usual(data: str) -> groups.Task:
     """The conditions of the shipped recipe for some images, the paper's where it has them."""
-    from timestepper.recipe.load import load
-
-    return groups.task_from(_table(load(f"{'paper' if data in names.PAPER_DATA else 'smoke'}/{data}")))
+    return groups.task_from(as_dict(load(f"{'paper' if data in names.PAPER_DATA else 'smoke'}/{data}")))
 
 
 # -- folders and files -------------------------------------------------------------------------------------------------

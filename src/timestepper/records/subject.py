@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from timestepper import names
+from timestepper.recipe.schema import ControllerSettings
 
-# A controller's settings as they usually are, which nobody needs to be told; and others, which are off.
-USUAL = {"start": "paper", "reduction": None, "descriptor": "mean", "descriptor_gradient": True, "weight_decay": None}
-OFF = (None, False, "none", "")
+_USUAL = ControllerSettings()  # which nobody needs to be told
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def subject(
     if kind in ("none", "plain"):
         return Subject("plain", start=start, options=ways)
     plain = ((key, str(what) if isinstance(what, list) else what) for key, what in more.items())
-    options = tuple((key, what) for key, what in plain if what not in ((USUAL[key],) if key in USUAL else OFF))
+    options = tuple((key, what) for key, what in plain if what != getattr(_USUAL, key, None))
     return Subject(kind, numbers if value is None else (value,), start, ways + options)
 
 

@@ -6,20 +6,22 @@ A mistyped name would be a statement that stays "not run", so all that a file sa
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from timestepper import names, validate
 from timestepper.errors import RecordError
+from timestepper.recipe.schema import ControllerSettings, Recipe
 from timestepper.records.subject import Subject, subject
 from timestepper.report.names import DATA, unknown_model
-from timestepper.validate import limited
+from timestepper.validate import Source, limited
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 FOLDER = next((path for path in (_PACKAGE.parents[1] / "claims", _PACKAGE / "claims") if path.is_dir()), Path("claims"))
 COUNTS = ("parameters_train", "parameters_inference", "gflops_train", "gflops_inference")
 NOISE_LEVELS = tuple(level / 10 for level in range(11))  # that records have
-AUGMENTS = ("none", "shift", "crop_flip", "resized_crop")
+_PAPER = Source("the paper's schedule", RecordError)
 _SIDES, _OVER = ("low", "high", "on"), (("test_error", "last_stage_mean"), ("over", "on", "direction"))
 # For every check the quantities that it can look at and the keys that it cannot do without.
 _CHECKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -102,67 +104,39 @@ class Structure:
 
 
 @dataclass(frozen=True)
-class PaperOptimiser:
-    """Settings of a recipe's optimiser; without one, any will do."""
-
-    kind: str | None = None
-    lr: float | None = limited(None, least=0, most=1e6)
-    momentum: float | None = limited(None, least=0, most=1e6)
-    nesterov: bool | None = None
-    beta2: float | None = limited(None, least=0, most=1e6)
-    weight_decay: float | None = limited(None, least=0, most=1e6)
-    label_smoothing: float | None = limited(None, least=0, most=1e6)
-
-
-@dataclass(frozen=True)
-class PaperRates:
-    """Settings of a recipe's schedule of learning rates; without one, any will do."""
-
-    law: str | None = None
-    milestones: tuple[float, ...] | None = limited(None, least=0, most=1e6)
-    every: int | None = None
-    factor: float | None = limited(None, least=0, most=1e6)
-    warmup_epochs: float | None = limited(None, least=0, most=1e6)
-
-
-@dataclass(frozen=True)
 class PaperSchedule:
-    """How the paper trains on a data set; ``augment`` is the recipe's ``data.augment``."""
+    """How the paper trains on a data set, by a recipe's names; of what is not said, anything will do."""
 
     data: str = limited(choices=tuple(DATA))
     epochs: int = limited(least=1)
     batch_size: int = limited(least=1)
-    augment: str | None = limited(None, choices=AUGMENTS)
-    optimiser: PaperOptimiser = PaperOptimiser()
-    schedule: PaperRates = PaperRates()
+    augment: str | None = None
+    optimiser: dict[str, Any] = field(default_factory=dict)
+    schedule: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def settings(self) -> dict[str, str]:
-        """What a recipe must say, as conditions of a task have it."""
-        parts = {"data": {"augment": self.augment}, "optimiser": vars(self.optimiser), "schedule": vars(self.schedule)}
-        pairs = {f"{part}.{key}": value for part, table in parts.items() for key, value in table.items()}
-        return {key: json.dumps(value) for key, value in pairs.items() if value is not None}
+    def settings(self, source: Source = _PAPER, key: str = "") -> dict[str, str]:
+        """As conditions of a task have them; ``source`` and ``key`` name a mistake."""
+        data = {} if self.augment is None else {"augment": self.augment}
+        tables = {"data": data, "optimiser": self.optimiser, "schedule": self.schedule}
+        recipe = validate.build(Recipe, tables, source, key)
+        given = ((part, setting) for part, table in tables.items() for setting in table)
+        return {f"{part}.{name}": json.dumps(getattr(getattr(recipe, part), name)) for part, name in given}
 
 
 @dataclass(frozen=True)
-class Side:
+class Side(ControllerSettings):
     """The runs of a controller, its settings by a recipe's names, and of a network; or a solution of Figure 1."""
 
     controller: str = limited("", wrong=_unknown_controller)
     last_norm_init: float | None = limited(None, least=0)
     network_start: str | None = None  # the recipe's ``model.start``
-    start: str = "paper"
-    reduction: int | None = limited(None, least=1)
-    descriptor: str = limited("mean", choices=("mean", "visible"))
-    descriptor_gradient: bool = True
-    weight_decay: float | None = limited(None, least=0)
     model: str = limited("", wrong=unknown_model)
     solution: str = limited("", choices=("large", "small", "rkf"))
 
     @property
     def subject(self) -> Subject:
-        settings = {key: value for key, value in vars(self).items() if key not in ("controller", "model", "solution")}
-        return subject(self.controller, **settings)
+        others = ("kind", "controller", "model", "solution")
+        return subject(self.controller, **{key: value for key, value in vars(self).items() if key not in others})
 
 
 @dataclass(frozen=True)
@@ -250,7 +224,7 @@ def load_claims(folder: Path = FOLDER) -> tuple[Claims, list[str]]:
 
 def read_claim(path: Path) -> Claim:
     """One claim file."""
-    source = validate.Source(path, RecordError)
+    source = Source(path, RecordError)
     claim = validate.build(Claim, validate.read(path, source), source)
     if claim.name != path.stem:
         raise source.fault("name", f"is {claim.name!r}; it must be the file's name, {path.stem!r}")
@@ -265,6 +239,8 @@ def read_claim(path: Path) -> Claim:
         if odd := sorted(line.paper.keys() ^ claim.steps[0].paper.keys()):
             both = f"paper of {claim.steps[0].label} and {line.label}:"
             raise source.fault(both, f"only one has {', '.join(odd)}")
+    for number, schedule in enumerate(claim.schedule, 1):
+        schedule.settings(source, f"schedule[{number}]")
     ids = [statement.id for statement in claim.statement]
     for number, statement in enumerate(claim.statement, 1):
         twice = ["id: another statement of this file has it"] if ids.count(statement.id) > 1 else []

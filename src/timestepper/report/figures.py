@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -44,18 +43,6 @@ class Figure:
     @property
     def groups(self) -> list[tuple[str, list[Panel]]]:
         return [(name, list(panels)) for name, panels in itertools.groupby(self.panels, lambda panel: panel.group)]
-
-
-def idea() -> Figure:
-    """What it is all about."""
-    drawing = (Path(__file__).parent / "idea.svg").read_text(encoding="utf-8")
-    caption = (
-        "A residual block is one Euler step of size 1 of a differential equation. Here every block has a step size of "
-        "its own, dt, one number per channel between 0 and 1. A small LSTM runs over the depth of each stage and gives "
-        "the step sizes. It is trained with the network and folded away afterwards: what remains is the plain network."
-    )
-    panel = Panel("", "", drawing.replace(' xmlns="http://www.w3.org/2000/svg"', ""))
-    return Figure("idea-figure", "A block takes a step, and the network learns how far", caption, [panel], legend=())
 
 
 def comparison(arms: Sequence[Arm], label: Label) -> Figure:
@@ -98,8 +85,7 @@ def learning_curves(arms: Sequence[Arm], label: Label) -> Figure:
         "The training loss is that of a whole epoch, with augmentation; tables report the test error of the last epoch."
     )
     measures = ((quantities.error_curve, "test error, %"), (quantities.loss_curve, "training loss"))
-    panels = _duels(arms, label, measures, "epoch", log_y=True)
-    return Figure("curves", "Learning curves", caption, panels)
+    return Figure("curves", "Learning curves", caption, _duels(arms, label, measures, "epoch", log_y=True))
 
 
 def noise(arms: Sequence[Arm], label: Label) -> Figure:
@@ -232,9 +218,7 @@ def step_sizes(arms: Sequence[Arm], label: Label) -> Figure:
 
 def thinned(count: int) -> list[int]:
     """At most so many epochs, the first and the last among them."""
-    if count <= _COLUMNS:
-        return list(range(count))
-    return [round(number * (count - 1) / (_COLUMNS - 1)) for number in range(_COLUMNS)]
+    return sorted({round(number * (count - 1) / (_COLUMNS - 1)) for number in range(_COLUMNS)})
 
 
 def final_steps(arms: Sequence[Arm], label: Label) -> Figure:
@@ -256,17 +240,14 @@ def stability(arms: Sequence[Arm], label: Label) -> Figure:
     """The bound of Proposition 1 and measured growth, block by block, with the step sizes; a task has one axis."""
     panels, logs = [], []
     for task, bundle in by_task(arms).items():
-        first = {
-            arm.subject: [(seed, r.stability) for seed, r in arm.runs.items() if r.stability][:1] for arm in bundle
-        }
-        drawn = [(subject, seed, found, _lines(found)) for subject, runs in first.items() for seed, found in runs]
+        runs = {arm.subject: [(seed, r.stability) for seed, r in arm.runs.items() if r.stability] for arm in bundle}
+        drawn = [(f"{s.label}, seed {of[0][0]}", of[0][1], _lines(of[0][1])) for s, of in runs.items() if of]
         values = [value for *_, lines in drawn for line in lines for value in line if value > 0]
-        for subject, seed, found, lines in drawn:
+        for heading, found, lines in drawn:
             plot = svg.Plot((1, len(found.log_bound)), (min(values), max(values)), "block", "factor", log_y=True)
             for line, css in zip(lines, ("plain", "stepped", "quiet"), strict=True):
                 if line:
                     plot.line(list(enumerate(line, 1)), css)
-            heading = f"{subject.label}, seed {seed}"
             text = f"Bound {_in_words(found.log_bound)}, measured growth {_in_words(_largest(found))}"
             title = f"Stability bound and measured growth, {label(task)}: {heading}"
             panels.append(Panel(label(task), heading, plot.svg(title, text)))
@@ -283,9 +264,8 @@ def stability(arms: Sequence[Arm], label: Label) -> Figure:
 
 def _lines(found: Stability) -> tuple[list[float], list[float], list[float]]:
     """Bound, largest measured growth and step size of every block; what no float holds is drawn at the edge of it."""
-    bound, largest = (
-        [math.exp(min(max(log, -_FLOAT), _FLOAT)) for log in logs] for logs in (found.log_bound, _largest(found))
-    )
+    logs = (found.log_bound, _largest(found))
+    bound, largest = ([math.exp(min(max(log, -_FLOAT), _FLOAT)) for log in each] for each in logs)
     return bound, largest, list(found.step_sizes)
 
 
@@ -296,10 +276,8 @@ def _largest(found: Stability) -> list[float]:
 
 def _in_words(logs: Sequence[float]) -> str:
     """The smallest and the largest factor: ``0.97 to 1.84``, as powers of ten where they are large."""
-    ends = (min(logs), max(logs))
-    return " to ".join(
-        f"{math.exp(log):.2f}" if log < math.log(1e6) else f"10^{log / math.log(10):.0f}" for log in ends
-    )
+    ends, large = (min(logs), max(logs)), math.log(1e6)
+    return " to ".join(f"{math.exp(log):.2f}" if log < large else f"10^{log / math.log(10):.0f}" for log in ends)
 
 
 def initial_value_problem(solutions: dict[str, Any]) -> Figure:

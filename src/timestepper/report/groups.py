@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from timestepper.recipe.load import sections
+from timestepper.recipe.schema import Recipe
 from timestepper.records.record import Record
 from timestepper.records.subject import HALF_START, PLAIN, Subject
 from timestepper.report import quantities
@@ -13,16 +15,8 @@ from timestepper.report.claims import Claims
 from timestepper.report.names import PAPER_DATA, data_name, depth_of, model_name
 from timestepper.report.statistics import Estimate, difference, mean_of
 
-# Settings that say how a run was computed and watched, not what was learned; and those that a task or a subject tells.
-FREE = {
-    "data": {"root", "download", "test_batch_size", "workers", "decode", "name", "batch_size"},
-    "runtime": {"device", "compile", "cuda_graph", "channels_last", "fast_convolutions"},
-    "run": {"seed", "log_steps", "evaluate_epochs", "checkpoint_steps", "checkpoint_epochs", "checkpoint_seconds"}
-    | {"tensorboard", "monitor", "epochs"},
-    "model": {"name", "last_norm_init", "start"},
-}
-# Settings that older records do not have; at these values a run is what it was without them.
-LATER = {"model.options": "", "optimiser.kind": "sgd", "optimiser.beta2": 0.999, "optimiser.label_smoothing": 0.0}
+# Settings that a task or a subject tells, or that only watch.
+_TOLD = ("controller", "run", "data.name", "data.batch_size", "model.name", "model.last_norm_init", "model.start")
 Measure = Callable[[Record], float | None]
 Label = Callable[["Task"], str]
 
@@ -88,17 +82,15 @@ def task_of(record: Record) -> Task:
 
 
 def task_from(recipe: Mapping[str, Mapping[str, Any]], data_sha256: str = "") -> Task:
-    """The conditions that a recipe asks for."""
-    data, run, model = recipe["data"], recipe["run"], recipe["model"]["name"]
-    settings = {(section, key): value for section, table in recipe.items() for key, value in table.items()}
-    learned = {
-        of: value for of, value in settings.items() if of[0] != "controller" and of[1] not in FREE.get(of[0], ())
-    }
-    rest = {
-        ".".join(of): json.dumps(value) for of, value in learned.items() if (".".join(of), value) not in LATER.items()
-    }
-    conditions = tuple(sorted({**rest, "data_sha256": data_sha256}.items()))
-    return Task(data["name"], model, run["epochs"], data["batch_size"], conditions)
+    """The conditions that a recipe asks for; a setting that it does not have, being older, is at its default."""
+    conditions = {"data_sha256": data_sha256}
+    for section, settings in sections(Recipe()):
+        for field, default in settings:
+            key = f"{section}.{field.name}"
+            if not field.metadata["free"] and not {section, key} & set(_TOLD):
+                conditions[key] = json.dumps(recipe.get(section, {}).get(field.name, default))
+    data, model, epochs = recipe["data"], recipe["model"]["name"], recipe["run"]["epochs"]
+    return Task(data["name"], model, epochs, data["batch_size"], tuple(sorted(conditions.items())))
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------
@@ -114,7 +106,7 @@ def schedule_label(task: Task, claims: Claims) -> tuple[str, bool]:
             return f"{length}, the paper's schedule is not known", False
         return length, True
     found = dict(task.conditions)
-    odd = [_words(key, found[key]) for key, value in paper.settings.items() if found.get(key, value) != value]
+    odd = [_words(key, found[key]) for key, value in paper.settings().items() if found.get(key, value) != value]
     if not odd and (paper.epochs, paper.batch_size) == (task.epochs, task.batch_size):
         return f"paper's schedule ({length})", True
     word = "short" if task.epochs < paper.epochs else "other"

@@ -9,7 +9,7 @@ from timestepper.files import make_folder, write_atomic
 from timestepper.records.record import Record
 from timestepper.report import counts, figures, results, statistics, verdicts
 from timestepper.report.claims import Claims
-from timestepper.report.figures import Figure
+from timestepper.report.figures import Figure, Panel
 from timestepper.report.groups import Arm, Label, group, how, label_of, repeated
 from timestepper.report.summary import summarise
 from timestepper.report.tables import Table, inline
@@ -81,7 +81,7 @@ def _sections(
     missing = "Not yet run." if claims else ""
     records = [record for arm in arms for record in arm.runs.values()]
     made: list[tuple[str, str, str, list[Figure], list[Table]]] = [
-        ("idea", "The idea", "", [figures.idea()], []),
+        ("idea", "The idea", "", [_idea()], []),
         ("results", "Results", missing, [figures.comparison(arms, label)], [results.measured_table(arms, label)]),
         ("claims", "What the paper says", "", [], [results.verdict_table(found)]),
         ("learning", "Learning", missing, [figures.learning_curves(arms, label)], []),
@@ -114,6 +114,17 @@ def _sections(
         if drawn or tables or note:
             sections.append(Section(name, title, drawn, tables, "" if drawn or tables else note))
     return sections
+
+
+def _idea() -> Figure:
+    drawing = (FOLDER / "idea.svg").read_text(encoding="utf-8").replace(' xmlns="http://www.w3.org/2000/svg"', "")
+    caption = (
+        "A residual block is one Euler step of size 1 of a differential equation. Here every block has a step size of "
+        "its own, dt, one number per channel between 0 and 1. A small LSTM runs over the depth of each stage and gives "
+        "the step sizes. It is trained with the network and folded away afterwards: what remains is the plain network."
+    )
+    title = "A block takes a step, and the network learns how far"
+    return Figure("idea-figure", title, caption, [Panel("", "", drawing)], legend=())
 
 
 def tables_of(

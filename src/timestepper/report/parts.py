@@ -16,7 +16,7 @@ from timestepper.report.statistics import EQUAL_MARGIN, FEWEST, Estimate, Part, 
 ACROSS_MODELS = ("trend", "keeps", "most")
 
 
-class Asked(NamedTuple):
+class Demand(NamedTuple):
     """The parts of a statement; ``note`` says what they rest on, ``partial`` that the deepest network is not there."""
 
     parts: list[Part]
@@ -28,7 +28,7 @@ class _NotRunError(Exception):
     """Something that a statement asks for is not there."""
 
 
-def ask(statement: Statement, arms: Sequence[Arm]) -> Asked | None:
+def ask(statement: Statement, arms: Sequence[Arm]) -> Demand | None:
     """None where nothing of the kind was run."""
     try:
         return _ASKING[statement.check](statement, arms)
@@ -65,19 +65,19 @@ def _measures(statement: Statement) -> Iterator[tuple[str, Measure]]:
         yield "", getattr(quantities, statement.quantity)
 
 
-def _lower(statement: Statement, arms: Sequence[Arm]) -> Asked:
+def _lower(statement: Statement, arms: Sequence[Arm]) -> Demand:
     measures = _measures(statement)
-    return Asked([Part(_apart(statement, arms, measure), "difference", at=at) for at, measure in measures])
+    return Demand([Part(_apart(statement, arms, measure), "difference", at=at) for at, measure in measures])
 
 
-def _similar(statement: Statement, arms: Sequence[Arm]) -> Asked:
+def _similar(statement: Statement, arms: Sequence[Arm]) -> Demand:
     """Alike is more than "no difference seen": it must not be large to either side."""
     apart = _apart(statement, arms, quantities.test_error)
     parts = [Part(apart, "difference", side * EQUAL_MARGIN, above=side < 0) for side in (1, -1)]
-    return Asked(parts, f"allowed ±{EQUAL_MARGIN:g}")
+    return Demand(parts, f"allowed ±{EQUAL_MARGIN:g}")
 
 
-def _near(statement: Statement, arms: Sequence[Arm]) -> Asked:
+def _near(statement: Statement, arms: Sequence[Arm]) -> Demand:
     value, margin = statement.value or 0.0, statement.margin or 0.0
     far: dict[str, Measure] = {
         "first_steps": partial(quantities.first_steps_apart, value=value),
@@ -85,10 +85,10 @@ def _near(statement: Statement, arms: Sequence[Arm]) -> Asked:
         "last_stage": partial(quantities.last_stage_apart, value=value),
     }
     estimate = _mean(arms, statement.group, far[statement.quantity])
-    return Asked([Part(estimate, f"largest distance from {value:g}:", margin)], f"allowed {margin:g}")
+    return Demand([Part(estimate, f"largest distance from {value:g}:", margin)], f"allowed {margin:g}")
 
 
-def _increasing(statement: Statement, arms: Sequence[Arm]) -> Asked:
+def _increasing(statement: Statement, arms: Sequence[Arm]) -> Demand:
     """All blocks of the last stage count: they rise on the whole, and none stays far behind an earlier one."""
     measures, margin = (quantities.last_stage_rise, quantities.last_stage_least), statement.margin or 0.0
     rise, least = (_mean(arms, statement.group, measure) for measure in measures)
@@ -96,10 +96,10 @@ def _increasing(statement: Statement, arms: Sequence[Arm]) -> Asked:
         Part(rise, "from block to block of the last stage", above=True),
         Part(least, "smallest rise from earlier blocks to a later one", -margin, above=True),
     ]
-    return Asked(parts, f"a fall of {margin:g} is allowed")
+    return Demand(parts, f"a fall of {margin:g} is allowed")
 
 
-def _trend(statement: Statement, arms: Sequence[Arm]) -> Asked:
+def _trend(statement: Statement, arms: Sequence[Arm]) -> Demand:
     """The slope over the logarithm of the depth.
 
     A gap that widens must be one: at the deepest network too. What *keeps* rising or falling must not turn back
@@ -128,18 +128,18 @@ def _trend(statement: Statement, arms: Sequence[Arm]) -> Asked:
     note = f"depth {', '.join(map(str, used))}"
     if len(used) < len(statement.over):
         note += f" ({len(used)} of {len(statement.over)} depths)"
-    return Asked(parts, note, partial=deepest not in used)
+    return Demand(parts, note, partial=deepest not in used)
 
 
-def _most(statement: Statement, arms: Sequence[Arm]) -> Asked:
+def _most(statement: Statement, arms: Sequence[Arm]) -> Demand:
     """The first network of ``over`` gains more than each of the others."""
     first, *others = (_apart(statement, arms, quantities.test_error, model) for model in statement.over)
     what = "difference of the differences"
     depths = map(depth_of, statement.over[1:])
-    return Asked([Part(difference(first, e), what, at=f"depth {d}") for e, d in zip(others, depths, strict=True)])
+    return Demand([Part(difference(first, e), what, at=f"depth {d}") for e, d in zip(others, depths, strict=True)])
 
 
-def _ranks(statement: Statement, arms: Sequence[Arm]) -> Asked:
+def _ranks(statement: Statement, arms: Sequence[Arm]) -> Demand:
     """Whether a larger bound goes with a larger rise of the error under noise; a kind of network counts once."""
     parts = []
     for level in statement.noise:
@@ -151,10 +151,10 @@ def _ranks(statement: Statement, arms: Sequence[Arm]) -> Asked:
             raise _NotRunError
         found = rank_correlation(*zip(*points, strict=True))
         parts.append(Part(found, "rank correlation", above=True, at=f"noise {level:g}"))
-    return Asked(parts, f"{len(points)} kinds of network")
+    return Demand(parts, f"{len(points)} kinds of network")
 
 
-_ASKING: dict[str, Callable[[Statement, Sequence[Arm]], Asked]] = {
+_ASKING: dict[str, Callable[[Statement, Sequence[Arm]], Demand]] = {
     "lower": _lower,
     "similar": _similar,
     "near": _near,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from timestepper.report.claims import Claim, Claims, Place, Statement
 from timestepper.report.groups import Arm, Task, condition_labels, how, schedule_label
 from timestepper.report.names import data_name, model_name
-from timestepper.report.parts import ACROSS_MODELS, Asked, ask
+from timestepper.report.parts import ACROSS_MODELS, Demand, ask
 from timestepper.report.statistics import (
     CONTRADICTED,
     NOT_RUN,
@@ -48,7 +48,7 @@ class _Setting(NamedTuple):
     """What a statement asks for where it was looked at; ``short``: not the paper's schedule."""
 
     where: str
-    asked: Asked
+    asked: Demand
     short: bool
     conditions: tuple = ()
 
@@ -127,7 +127,7 @@ def _pool(blank: Verdict, settings: Sequence[_Setting]) -> list[Verdict]:
         notes = {setting.asked.note for setting in whole if setting.asked.note}
         note = "; ".join([*(notes if len(notes) == 1 else ()), f"mean of {len(whole)} settings"])
         short = any(setting.short for setting in whole)
-        together = _verdict(blank, _Setting("all of these together", Asked(parts, note), short))
+        together = _verdict(blank, _Setting("all of these together", Demand(parts, note), short))
         states = {_verdict(blank, setting).state for setting in whole}
         if len((states | {together.state}) - {OPEN}) > 1:
             together = replace(together, state=OPEN, detail=f"{together.detail}; the settings disagree")
@@ -157,7 +157,7 @@ def _together(blank: Verdict, verdicts: Sequence[Verdict]) -> Verdict:
     return replace(blank, state=state, detail="; ".join(told), short=any(verdict.short for verdict in verdicts))
 
 
-def _detail(asked: Asked, statement: Statement) -> str:
+def _detail(asked: Demand, statement: Statement) -> str:
     """The parts in words; of many, the one that speaks against the statement the most or says the least for it."""
     lead = [part for part in asked.parts if not part.at]
     many = [part for part in asked.parts if part.at]

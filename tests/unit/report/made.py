@@ -8,7 +8,7 @@ from timestepper.report.claims import Claim, Place, Side, Statement
 from timestepper.report.groups import Arm, Task
 from timestepper.report.verdicts import headline, judge
 
-PLAIN, LSTM = Side("plain"), Side("lstm")
+PLAIN, LSTM = Side(controller="plain"), Side(controller="lstm")
 PLACE, DIGITS = Place("digits", "cifar/resnet8"), Place("digits")
 
 

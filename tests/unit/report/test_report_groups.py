@@ -2,9 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from timestepper.recipe.load import as_dict, load, sections
-from timestepper.recipe.schema import Recipe
-from timestepper.records import subject as subjects
+from timestepper.recipe.load import as_dict, load
 from timestepper.records.subject import subject_of
 from timestepper.report import groups
 from timestepper.report.claims import load_claims
@@ -118,13 +116,3 @@ def test_names_for_people():
     named = {"timm/resnext50_32x4d": "ResNeXt-50", "timm/seresnet101": "SENet-101", "cifar/cliquenet": "CliqueNet"}
     assert {model: model_name(model) for model in named} == named
     assert model_name("mine/odd_net") == "mine/odd_net"
-
-
-def test_what_is_free_in_a_recipe_does_not_part_tasks():
-    """The report reads records without the schema, so the two lists must be kept alike."""
-    for section, fields in sections(Recipe()):
-        free = {field.name for field, _ in fields if field.metadata["free"]}
-        assert section == "controller" or free <= groups.FREE.get(section, set()), section
-    for field, default in dict(sections(Recipe()))["controller"]:
-        usual = field.name in ("kind", "value") or default in (subjects.USUAL.get(field.name), *subjects.OFF)
-        assert usual, f"the report would name controller.{field.name} = {default} as if it were unusual"

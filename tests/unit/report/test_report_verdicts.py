@@ -63,7 +63,7 @@ def test_equal_is_about_points_and_not_about_losses():
 
 def test_step_size_0_01_that_is_worse_by_4_35_and_15_points_is_not_refuted():
     """The real errors: open at the paper's schedule, whose networks differ so much; supported by both schedules."""
-    worse = statement("lower", low=PLAIN, high=Side("fixed(0.01)"))
+    worse = statement("lower", low=PLAIN, high=Side(controller="fixed(0.01)"))
     long, short = task(epochs=300), task(epochs=120)
     slow = [ended("plain", [6.99, 5.91, 6.47], long), ended("fixed(0.01)", [11.38, 40.58, 21.53], long)]
     fast = [ended("plain", [7.37, 8.12, 7.21], short), ended("fixed(0.01)", [45.33, 42.75, 42.93], short)]
@@ -241,7 +241,7 @@ def test_who_gains_most_gains_more_than_each_of_the_others():
 
 
 def test_two_networks_may_be_compared():
-    low, high = Side("lstm", model=DEPTHS[0]), Side("plain", model=DEPTHS[1])
+    low, high = Side(controller="lstm", model=DEPTHS[0]), Side(controller="plain", model=DEPTHS[1])
     asked = statement("lower", low=low, high=high, on=(DIGITS,))
     others = [*at_depths("plain", 1, 9), *at_depths("lstm", 7, 20)]
     assert verdict(asked, *others).state == SUPPORTED
