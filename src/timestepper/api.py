@@ -12,18 +12,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from timestepper import equations, steps
+from timestepper import equations
 from timestepper.controllers import Controller, ControllerSpec, parse
 from timestepper.errors import (
-    AlreadyAttachedError,
     MismatchError,
     NonFiniteError,
-    NoSitesError,
     StepSizeError,
     UnknownNameError,
     WrappedModelError,
 )
-from timestepper.root import CONTROLLERS
+from timestepper.links import refuse_wrapped
 from timestepper.sites import Discovery, Stage, find, reduced, search
 from timestepper.stepped import is_stepped
 from timestepper.steps import Stepping, Steps, find_inside, find_steps
@@ -76,7 +74,7 @@ def attach(
         AlreadyAttachedError, WrappedModelError: it has controllers already; it is compiled or wrapped.
         UnknownNameError, StepSizeError: of a controller or an option that is not.
     """
-    _refuse_wrapped(model)
+    refuse_wrapped(model)
     spec = parse(controller)
     if descriptor not in DESCRIPTORS:
         raise UnknownNameError(f"unknown descriptor {descriptor!r}; known are {', '.join(DESCRIPTORS)}")
@@ -132,7 +130,7 @@ def discover(net: nn.Module, example: Any = None) -> Discovery:
         MismatchError: the network says nothing of its input, or fails on the example.
         AlreadyAttachedError, WrappedModelError: it has controllers already; it is compiled or wrapped.
     """
-    _refuse_wrapped(net)
+    refuse_wrapped(net)
     return search(net, _bare, example)
 
 
@@ -272,47 +270,6 @@ def is_attached(net: nn.Module) -> bool:
         True or False.
     """
     return find_inside(net) is not None
-
-
-def _refuse_wrapped(model: nn.Module) -> None:
-    if not isinstance(model, nn.Module):
-        raise NoSitesError(f"a network is needed, not {model!r}; timestepper.adapters.create_model makes one by name")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise WrappedModelError(
-            f"{model.original_name} is TorchScript, whose layers cannot be changed; attach to the Python network, and "
-            "script or trace timestepper.fold(net)"
-        )
-    for path, module in model.named_modules():
-        if (found := steps.find(module)) is not None:
-            raise AlreadyAttachedError(
-                f"{path or type(model).__name__} has controllers already ({found.stepping.controller}); "
-                "call timestepper.detach(net) first to attach others"
-            )
-        if is_stepped(module):
-            raise AlreadyAttachedError(
-                f"{path or type(model).__name__} is a part or a copy of another attached network and has its step "
-                "sizes; call timestepper.detach on that network first"
-            )
-        kind = type(module).__name__
-        wrapped = _WRAPPERS.intersection(base.__name__ for base in type(module).__mro__)
-        if wrapped:
-            raise WrappedModelError(
-                f"{path or 'the model'} is wrapped in {wrapped.pop()}; attach first, then wrap the result"
-            )
-        if module._compiled_call_impl is not None:
-            raise WrappedModelError(f"{path or kind} is compiled; attach first, then compile the result")
-    if hasattr(model, CONTROLLERS):
-        raise AlreadyAttachedError(f"{type(model).__name__} has a part or attribute named 'controllers'; rename it")
-
-
-_WRAPPERS = {
-    "OptimizedModule",
-    "DistributedDataParallel",
-    "DataParallel",
-    "FullyShardedDataParallel",
-    "FSDPModule",  # what fully_shard makes of a module's class
-    "AveragedModel",
-}
 
 
 def _say_rounding(dtypes: set[torch.dtype]) -> None:

@@ -1,4 +1,4 @@
-"""What was done to a network since step sizes were attached to it.
+"""What was done to a network before step sizes were attached to it, or since.
 
 A norm that took the place of another is taken in, a part that was put around another is seen through; anything else is
 refused by name, because a layer would silently run without its step size.
@@ -7,14 +7,29 @@ refused by name, because a layer would silently run without its step size.
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from timestepper import reparam
 from timestepper.controlled import Convs
-from timestepper.errors import MismatchError, UnsupportedSiteError, WrappedModelError
-from timestepper.root import CONTROLLERS
+from timestepper.errors import (
+    AlreadyAttachedError,
+    MismatchError,
+    NoSitesError,
+    UnsupportedSiteError,
+    WrappedModelError,
+)
+from timestepper.root import CONTROLLERS, STEPS
 from timestepper.stepped import is_stepped, make_plain, make_stepped
 
+_WRAPPERS = {
+    "OptimizedModule",
+    "DistributedDataParallel",
+    "DataParallel",
+    "FullyShardedDataParallel",
+    "FSDPModule",  # what fully_shard makes of a module's class
+    "AveragedModel",
+}
 _TRANSPARENT = {"CheckpointWrapper", "OptimizedModule"}  # put around a layer, they run it as it is
 
 
@@ -135,3 +150,35 @@ class Links:
                 )
             self.convs[path] = new._modules, name
             home.child = new
+
+
+def refuse_wrapped(model: nn.Module) -> None:
+    """Before attach: a network that is compiled, wrapped, or attached already."""
+    if not isinstance(model, nn.Module):
+        raise NoSitesError(f"a network is needed, not {model!r}; timestepper.adapters.create_model makes one by name")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise WrappedModelError(
+            f"{model.original_name} is TorchScript, whose layers cannot be changed; attach to the Python network, and "
+            "script or trace timestepper.fold(net)"
+        )
+    for path, module in model.named_modules():
+        if (found := module.__dict__.get(STEPS)) is not None:
+            raise AlreadyAttachedError(
+                f"{path or type(model).__name__} has controllers already ({found.stepping.controller}); "
+                "call timestepper.detach(net) first to attach others"
+            )
+        if is_stepped(module):
+            raise AlreadyAttachedError(
+                f"{path or type(model).__name__} is a part or a copy of another attached network and has its step "
+                "sizes; call timestepper.detach on that network first"
+            )
+        kind = type(module).__name__
+        wrapped = _WRAPPERS.intersection(base.__name__ for base in type(module).__mro__)
+        if wrapped:
+            raise WrappedModelError(
+                f"{path or 'the model'} is wrapped in {wrapped.pop()}; attach first, then wrap the result"
+            )
+        if module._compiled_call_impl is not None:
+            raise WrappedModelError(f"{path or kind} is compiled; attach first, then compile the result")
+    if hasattr(model, CONTROLLERS):
+        raise AlreadyAttachedError(f"{type(model).__name__} has a part or attribute named 'controllers'; rename it")

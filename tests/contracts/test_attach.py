@@ -122,7 +122,7 @@ def test_a_network_without_sites_is_refused_once_there_is_something_to_look_at()
 
 
 def test_a_name_in_place_of_a_network_is_refused():
-    with pytest.raises(NoSitesError, match=r"takes a network, not 'resnet50'; .*create_model"):
+    with pytest.raises(NoSitesError, match=r"a network is needed, not 'resnet50'; .*create_model"):
         timestepper.attach("resnet50")
 
 

@@ -87,7 +87,7 @@ def test_a_copy_of_a_block_put_into_the_network_does_not_fold():
     """It has the step sizes of a network that nobody trains."""
     net = small()
     net.layer1.append(copy.deepcopy(net.layer1[0]))
-    with pytest.raises(MismatchError, match=r"layer1\.1\.bn2 was copied from an attached network, .*; detach"):
+    with pytest.raises(MismatchError, match=r"layer1\.1\.bn2 is a copy from another attached network .*; detach"):
         timestepper.fold(net)
     model = timestepper.detach(small())
     model.layer1.append(copy.deepcopy(model.layer1[0]))

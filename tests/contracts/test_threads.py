@@ -160,5 +160,5 @@ def test_a_process_forked_in_the_middle_of_a_forward_runs_the_network():
 
 def test_copies_of_data_parallel_are_refused():
     replica = small()._replicate_for_data_parallel()
-    with pytest.raises(timestepper.errors.WrappedModelError, match="use DistributedDataParallel instead"):
+    with pytest.raises(timestepper.errors.WrappedModelError, match="or DistributedDataParallel"):
         replica(batch()[0])
