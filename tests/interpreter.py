@@ -11,7 +11,8 @@ import pytest
 def run_interpreted(program: str) -> None:
     """Run a program in a process whose kernels are interpreted; its failure is the test's."""
     pytest.importorskip("triton")
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])  # of kernel_errors
+    errors = Path(__file__).parent / "unit" / "kernels"  # where kernel_errors is
+    path = os.pathsep.join([str(errors), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
     answer = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     if "only 0-dimensional arrays" in answer.stderr:

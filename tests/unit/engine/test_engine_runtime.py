@@ -12,7 +12,7 @@ without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA devi
 
 def test_cuda_graph_on_a_cpu_is_told_of_once():
     told = []
-    runtime = Runtime(CPU, cuda_graph=True, say=told.append)
+    runtime = Runtime(CPU, cuda_graph=True, tell=told.append)
     assert runtime.graphed(abs) is abs  # the update
     assert runtime.graphed(max) is max  # the evaluation
     assert told == ["no CUDA graph: there is no CUDA device; running step by step"]
@@ -21,7 +21,7 @@ def test_cuda_graph_on_a_cpu_is_told_of_once():
 
 def test_several_processes_get_no_cuda_graph():
     told = []
-    Runtime(torch.device("cuda"), cuda_graph=True, say=told.append).graphed(abs, distributed=True)
+    Runtime(torch.device("cuda"), cuda_graph=True, tell=told.append).graphed(abs, distributed=True)
     assert told == ["no CUDA graph: several processes; running step by step"]
 
 
@@ -69,7 +69,7 @@ def test_compiling_keeps_the_keys_and_a_failing_compiler_is_told_of_once():
     told = []
     model = CifarResNet(8, in_chans=1, width=4)  # torch 2.11 leaves a bare nn.Sequential uncompiled
     keys = list(model.state_dict())
-    runtime = Runtime(CPU, compile=True, say=told.append)
+    runtime = Runtime(CPU, compile=True, tell=told.append)
     runtime.place(model)
     assert list(model.state_dict()) == keys
     model.compile(backend=lambda graph, inputs: 1 / 0)

@@ -200,7 +200,7 @@ def test_runtime_says_why_not(options, reason, monkeypatch):
     monkeypatch.setattr(ops, "TRITON", True)
     told = []
     settings = {"device": CUDA, "precision": "bf16", "channels_last": True} | options
-    runtime = Runtime(**settings, fast_convolutions=True, say=told.append)
+    runtime = Runtime(**settings, fast_convolutions=True, tell=told.append)
     runtime.place(nn.Conv2d(3, 16, 3))
     assert told == [f"no fast convolutions: {reason}; PyTorch's convolutions are used"]
 
@@ -209,7 +209,7 @@ def test_runtime_switches_the_model(monkeypatch):
     monkeypatch.setattr(nn.Module, "to", lambda module, *_, **__: module)
     monkeypatch.setattr(ops, "TRITON", True)
     told = []
-    model = Runtime(CUDA, "bf16", channels_last=True, fast_convolutions=True, say=told.append).place(CifarResNet(8))
+    model = Runtime(CUDA, "bf16", channels_last=True, fast_convolutions=True, tell=told.append).place(CifarResNet(8))
     assert told == []
     assert sum("_conv_forward" in vars(layer) for layer in model.modules()) == 4
     other = Runtime(CUDA, "bf16", channels_last=True).place(CifarResNet(8))

@@ -52,7 +52,7 @@ def test_the_same_bits_twice(shape):
 
 def placed(model: CifarResNet, fast: bool, **options) -> CifarResNet:
     told = []
-    runtime = Runtime(DEVICE, "bf16", channels_last=True, fast_convolutions=fast, say=told.append, **options)
+    runtime = Runtime(DEVICE, "bf16", channels_last=True, fast_convolutions=fast, tell=told.append, **options)
     runtime.place(model)
     assert told == []
     return model
