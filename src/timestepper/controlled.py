@@ -62,15 +62,16 @@ class End(NamedTuple):
     norm: bool
 
 
+Reading = tuple[tuple[str, tuple[int, ...]], ...]  # the layers that describe a site, and what each is averaged over
+
+
 class Read(NamedTuple):
     """A stage in plain names and numbers."""
 
     begin: int  # of its step sizes, among those of all stages
     channels: int
     descriptor: int
-    sites: tuple[
-        tuple[tuple[str, tuple[int, ...]], ...], ...
-    ]  # layers that describe each, and what they are averaged over
+    sites: tuple[Reading, ...]
     ends: tuple[End, ...] = ()  # of each site
 
 
@@ -186,7 +187,7 @@ class Controlled:
         weight = reparam.trained(attrgetter(end.layer)(root), end.name)
         return weight + end.offset if end.offset and weight is not None else weight
 
-    def _weights(self, root: nn.Module, site: tuple[tuple[str, tuple[int, ...]], ...]) -> list[Tensor]:
+    def _weights(self, root: nn.Module, site: Reading) -> list[Tensor]:
         """What describes a site, each with its outputs first and its inputs second."""
         return [_outputs_first(self._weight(root, path), averaged) for path, averaged in site]
 
@@ -206,7 +207,7 @@ class Controlled:
         return torch.autocast(kind, enabled=False) if on else nullcontext()
 
 
-def _reading(site: Site) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _reading(site: Site) -> Reading:
     return tuple(zip(site.convs, site.means or [(1,)] * len(site.convs), strict=True))
 
 

@@ -165,7 +165,7 @@ class Steps(Controlled):
         """
         if self.frozen is not None:
             return self.frozen
-        takes, begins = self._taking(), self._begins(self._all())
+        takes, begins = self._taking(), {stage: read.begin for stage, read in enumerate(self._reads())}
         with self.no_autocast(root):
             flat = self._flat(root, self._all())
             raws = self._raws(root)

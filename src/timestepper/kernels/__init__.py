@@ -67,7 +67,7 @@ def scales(parameters: list[Tensor], steps: Tensor, insist: bool = False) -> Kno
     if in_transform() or not (insist or _kernels(steps)):
         return None
     of = _known(parameters)
-    return of if of.once("scales", alike) else None
+    return of if of.once(("scales", steps.dtype, steps.device), alike) else None
 
 
 def scale(parameters: list[Tensor], steps: Tensor, places: list[int], of: Known) -> Sequence[Tensor]:

@@ -159,6 +159,7 @@ def test_a_subclass_of_the_lstm_is_not_taken_for_one(monkeypatch):
 
 def test_one_kernel_scales_what_has_one_number_per_channel_in_one_precision():
     steps, norm = torch.rand(4), torch.rand(4)
+    assert not kernels.scales([norm, norm], steps.double(), insist=True)  # and is not what is known of others
     assert kernels.scales([norm, norm], steps, insist=True)
     assert not kernels.scales([norm, norm], steps)  # on a CPU only where it is asked for
     for other in (norm.bfloat16(), norm.double(), torch.rand(4, 3), torch.rand(8)[::2], norm.to("meta")):
