@@ -35,8 +35,7 @@ from timestepper.bench.environment import environment
 from timestepper.data import loader, open_dataset
 from timestepper.data.folder import MEAN, STD
 from timestepper.data.jpeg import baseline_size
-from timestepper.data.on_gpu import decoder
-from timestepper.data.resample import cut_all
+from timestepper.data.on_gpu import cut_all, decoder
 from timestepper.data.windows import View, Windows
 from timestepper.engine.loop import Training
 from timestepper.recipe.load import load

@@ -6,7 +6,7 @@
 
 Order and augmentation are functions of (seed, epoch, sample index): nothing is carried from one epoch to the next, so
 any epoch can be started at any step, on any number of ranks and workers, and gives the same samples.
-Names are imported on first use, because torch is slow to import and a command line that prints its help needs none.
+Names are imported on first use: processes that only decode images need no torch.
 """
 
 from importlib import import_module
@@ -14,23 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from timestepper.data.augment import AUGMENTS, Augment
-    from timestepper.data.catalogue import NAMES, check, open_dataset
+    from timestepper.data.catalogue import DECODERS, NAMES, check, loader, open_dataset
     from timestepper.data.dataset import ArrayImages, Dataset, FolderImages
-    from timestepper.data.loading import DECODERS, Loader, loader
-
-_HOME = {
-    "AUGMENTS": "augment",
-    "Augment": "augment",
-    "NAMES": "catalogue",
-    "check": "catalogue",
-    "open_dataset": "catalogue",
-    "ArrayImages": "dataset",
-    "Dataset": "dataset",
-    "FolderImages": "dataset",
-    "DECODERS": "loading",
-    "Loader": "loading",
-    "loader": "loading",
-}
+    from timestepper.data.loading import Loader
 
 __all__ = [
     "AUGMENTS",
@@ -48,6 +34,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    if name in __all__:
+        homes = (import_module(f"{__name__}.{home}") for home in ("augment", "catalogue", "dataset", "loading"))
+        return next(getattr(home, name) for home in homes if hasattr(home, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

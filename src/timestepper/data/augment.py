@@ -46,36 +46,25 @@ def resolve(augment: Augment | str) -> Augment:
     return AUGMENTS[augment]
 
 
-@dataclass(frozen=True)
-class Draws:
-    """The random numbers of one epoch, one of each per sample of the data set, in data order."""
+def draw(augment: Augment, samples: int, seed: int, epoch: int) -> Tensor:
+    """Of every sample in data order: the top and left of its crop, and whether it is mirrored, (3, samples).
 
-    top: Tensor
-    left: Tensor
-    mirrored: Tensor
-
-    def to(self, device: torch.device) -> "Draws":
-        return Draws(self.top.to(device), self.left.to(device), self.mirrored.to(device))
-
-    def of(self, samples: Tensor) -> "Draws":
-        return Draws(self.top[samples], self.left[samples], self.mirrored[samples])
-
-
-def draw(augment: Augment, samples: int, seed: int, epoch: int) -> Draws:
-    """Drawn on the CPU for the whole epoch, so that every device, world size and first step sees the same numbers."""
+    Drawn on the CPU for the whole epoch, so that every device, world size and first step sees the same numbers.
+    """
     source = generator("augment", seed, epoch)
-    top, left = torch.randint(2 * augment.pad + 1, (2, samples), generator=source)
+    corners = torch.randint(2 * augment.pad + 1, (2, samples), generator=source)
     mirrored = torch.rand(samples, generator=source) < 0.5
-    return Draws(top, left, mirrored if augment.flip else torch.zeros_like(mirrored))
+    return torch.cat([corners, mirrored[None] & augment.flip])
 
 
-def crop_and_flip(images: Tensor, draws: Draws, pad: int) -> Tensor:
+def crop_and_flip(images: Tensor, draws: Tensor, pad: int) -> Tensor:
     """Pad, crop each image at its own place and mirror it if drawn: one gather on uint8 NHWC, no loop over samples."""
     count, height, width, _ = images.shape
     device = images.device
-    rows = draws.top[:, None] + torch.arange(height, device=device)
+    top, left, mirrored = draws[..., None]
     across = torch.arange(width, device=device)
-    columns = draws.left[:, None] + torch.where(draws.mirrored[:, None], across.flip(0), across)
+    rows = top + torch.arange(height, device=device)
+    columns = left + torch.where(mirrored.bool(), across.flip(0), across)
     padded = F.pad(images, (0, 0, pad, pad, pad, pad)) if pad else images
     return padded[torch.arange(count, device=device)[:, None, None], rows[:, :, None], columns[:, None, :]]
 

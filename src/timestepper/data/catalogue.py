@@ -1,15 +1,23 @@
-"""Data sets by name: open one, or look for every bad file in one."""
+"""Data sets by name: open one, look for every bad file in one, load its images."""
 
 import os
 from collections.abc import Callable
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
-from timestepper.data.dataset import HOW_TO_GIVE_A_ROOT, Dataset, FolderImages
+import torch
+
+from timestepper.data.augment import Augment, resolve
+from timestepper.data.dataset import HOW_TO_GIVE_A_ROOT, ArrayImages, Dataset, FolderImages, Images
+from timestepper.data.loading import Loader
+from timestepper.data.order import Plan
 from timestepper.errors import DataError, UnknownNameError
 
 NAMES = ("digits", "cifar10", "cifar100", "imagenet", "folder")
 """The data sets that `open_dataset` knows."""
+
+DECODERS = ("cpu", "gpu", "auto")
+"""Where JPEG files are decoded; auto takes the GPU where it can."""
 
 
 def open_dataset(
@@ -65,6 +73,39 @@ def folder_root(name: str, root: str | os.PathLike[str] | None) -> Path:
     )
 
 
+def loader(
+    images: Images,
+    *,
+    batch_size: int,
+    seed: int,
+    training: bool,
+    rank: int = 0,
+    world: int = 1,
+    device: torch.device | str = "cpu",
+    workers: int = 0,
+    decode: str = "cpu",
+    augment: Augment | str = "none",
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> Loader:
+    """A loader of global batches of `batch_size`, shared equally by `world` processes.
+
+    `workers` read image files in parallel (images in memory need none) and never change a batch. `decode` says what
+    decodes them: `cpu`, `gpu`, or `auto`, the GPU if `device` is one that can and most of them are JPEGs; their pixels
+    differ by a few levels. Evaluation (`training=False`) does not augment.
+    """
+    if decode not in DECODERS:
+        raise UnknownNameError(f"no decoder is called {decode!r}; there are {', '.join(DECODERS)}")
+    plan = Plan(len(images), batch_size, seed, training, rank, world)
+    options = (plan, resolve(augment), torch.device(device), memory_format)
+    if isinstance(images, ArrayImages):
+        from timestepper.data.resident import ResidentLoader
+
+        return ResidentLoader(images, *options)
+    from timestepper.data.streamed import StreamedLoader
+
+    return StreamedLoader(images, *options, workers=workers, decode=decode)
+
+
 def check(
     name: str,
     root: str | os.PathLike[str] | None = None,
@@ -79,14 +120,9 @@ def check(
 
         return check_cifar(name, search_roots(root))
     dataset = open_dataset(name, root)
-    bad = []
-    if isinstance(dataset.train, FolderImages) and isinstance(dataset.test, FolderImages):
-        bad = undecodable(dataset.train.paths + dataset.test.paths, progress)
-    return bad
-
-
-def undecodable(paths: tuple[str, ...], progress: Callable[[int, int], None] | None) -> list[tuple[str, str]]:
-    """Threads suffice: Pillow decodes outside the interpreter lock."""
+    paths = [path for half in (dataset.train, dataset.test) if isinstance(half, FolderImages) for path in half.paths]
+    if not paths:  # images in memory, which opening has verified
+        return []
     from timestepper.data.decode import decode_rgb, reason, refuse_bombs
 
     def fault(path: str) -> str | None:
@@ -98,7 +134,7 @@ def undecodable(paths: tuple[str, ...], progress: Callable[[int, int], None] | N
 
     refuse_bombs()
     bad = []
-    with ThreadPool(os.cpu_count()) as pool:
+    with ThreadPool(os.cpu_count()) as pool:  # threads suffice: Pillow decodes outside the interpreter lock
         for done, (path, why) in enumerate(zip(paths, pool.imap(fault, paths, chunksize=16), strict=True), start=1):
             if why is not None:
                 bad.append((path, why))

@@ -2,13 +2,13 @@
 
 import io
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from timestepper.data.sums import read_verified
+from timestepper.data.sums import VerifiedFiles
 from timestepper.errors import DataError
 
 _ADVICE = "use the original CIFAR files"
@@ -62,10 +62,10 @@ def unpickle(data: bytes, path: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class PickledCifar:
+class PickledCifar(VerifiedFiles):
     """Where the files lie and what they must be; `sums` are the md5s that torchvision publishes."""
 
-    folder: str
+    algorithm = "md5"
     train: tuple[str, ...]
     test: tuple[str, ...]
     meta: str
@@ -73,12 +73,6 @@ class PickledCifar:
     names_key: str
     url: str
     archive_md5: str
-    sums: dict[str, str] = field(repr=False)
-    algorithm = "md5"
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return (*self.train, *self.test, self.meta)
 
     def read_half(self, folder: Path, train: bool) -> tuple[np.ndarray, np.ndarray]:
         """Pixels (uint8 NHWC) and labels."""
@@ -87,7 +81,7 @@ class PickledCifar:
         return np.ascontiguousarray(pixels), np.concatenate([labels for _, labels in parts])
 
     def read_batch(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
-        batch = unpickle(read_verified(path, self.sums[path.name], self.algorithm), path)
+        batch = unpickle(self.read_bytes(path), path)
         pixels, labels = batch.get("data"), batch.get(self.labels_key)
         if not isinstance(pixels, ByteArray) or pixels.values.ndim != 2 or pixels.values.shape[1] != 3072:
             raise DataError(f"{path}: 'data' is not an array of rows of 3072 bytes; {_ADVICE}")
@@ -97,11 +91,7 @@ class PickledCifar:
 
     def read_names(self, folder: Path) -> tuple[str, ...]:
         path = folder / self.meta
-        return tuple(unpickle(read_verified(path, self.sums[self.meta], self.algorithm), path)[self.names_key])
-
-    def test_file(self, path: Path) -> None:
-        """Raise if the file is bad."""
-        read_verified(path, self.sums[path.name], self.algorithm)
+        return tuple(unpickle(self.read_bytes(path), path)[self.names_key])
 
 
 PICKLED = {

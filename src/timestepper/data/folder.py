@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -47,7 +48,7 @@ def split_folders(root: Path) -> tuple[Path, Path]:
     train, val = (root / split for split in SPLITS)
     if train.is_dir() and val.is_dir():
         return train, val
-    children = subfolders(root)
+    children = names_in(root, os.DirEntry.is_dir)
     found = ", ".join(children[:5]) + (", ..." if len(children) > 5 else "") if children else "no folder at all"
     inside = [child for child in children if all((root / child / split).is_dir() for split in SPLITS)]
     if inside:
@@ -61,38 +62,29 @@ def split_folders(root: Path) -> tuple[Path, Path]:
     raise DataError(f"{root}: {EXPECTED}, found {found}; {hint}")
 
 
-def subfolders(folder: Path) -> list[str]:
+def names_in(folder: Path, wanted: Callable[[os.DirEntry], bool]) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+            return sorted(entry.name for entry in entries if wanted(entry) and not entry.name.startswith("."))
     except OSError as error:
         raise DataError(f"{folder}: cannot be listed ({error.strerror}); check its permissions") from error
 
 
-def images_in(folder: Path) -> list[str]:
-    try:
-        with os.scandir(folder) as entries:
-            names = [e.name for e in entries if e.name.lower().endswith(EXTENSIONS) and not e.name.startswith(".")]
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be listed ({error.strerror}); check its permissions") from error
-    return sorted(names)
+def is_image(entry: os.DirEntry) -> bool:
+    return entry.name.lower().endswith(EXTENSIONS)
 
 
 def scan(split: Path) -> dict[str, list[str]]:
     """Class name to file names, both sorted: the label of a class is its place, as in torchvision."""
-    classes = {name: images_in(split / name) for name in subfolders(split)}
+    classes = {name: names_in(split / name, is_image) for name in names_in(split, os.DirEntry.is_dir)}
     if not classes:
-        loose = len(images_in(split))
+        loose = len(names_in(split, is_image))
         raise DataError(f"{split}: {EXPECTED}, found no class folder and {loose} images; make one folder per class")
     empty = [name for name, files in classes.items() if not files]
-    if len(empty) == len(classes):
-        raise DataError(
-            f"{split}: no images in any of {len(classes)} class folders ({listed(empty)}); {EXPECTED}, "
-            f"ending in {', '.join(EXTENSIONS)}"
-        )
     if empty:
         raise DataError(
-            f"{split}: no images in {len(empty)} of {len(classes)} classes: {listed(empty)}; fill or remove them"
+            f"{split}: no images in {len(empty)} of {len(classes)} classes: {listed(empty)}; fill or remove them "
+            f"(names of images end in {', '.join(EXTENSIONS)})"
         )
     return classes
 

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -15,8 +16,7 @@ from torch import Tensor
 from timestepper.data.dataset import FolderImages
 from timestepper.data.decode import bad_image, read_sample
 from timestepper.data.jpeg import baseline_size
-from timestepper.data.resample import cut_all
-from timestepper.data.windows import View, Window, Windows
+from timestepper.data.windows import View, Window, Windows, cut
 from timestepper.data.workers import AHEAD, Sample
 from timestepper.errors import DataError, first_line
 from timestepper.terminal import tell
@@ -140,6 +140,17 @@ class GpuReader:
         if self._cut is not None:
             self._cut.synchronize()
         self._decoded, self._cut = images, None if self.stream is None else self.stream.record_event()
+
+
+def cut_all(images: list[Tensor], windows: list[Window], slots: list[int], out: Tensor) -> None:
+    """The window of each image (uint8, 3 x height x width) into its slot of `out`: by one kernel, or by Pillow."""
+    if out.is_cuda:
+        from timestepper.data.resample import launch
+
+        return launch(images, windows, slots, out)
+    for image, window, slot in zip(images, windows, slots, strict=True):
+        shown = cut(Image.fromarray(image.permute(1, 2, 0).numpy()), window, out.shape[1])
+        out[slot] = torch.from_numpy(np.array(shown))
 
 
 def _pixels(path: str, seed: int, data: bytes | bytearray, windows: Windows) -> Tensor:

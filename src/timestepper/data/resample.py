@@ -1,50 +1,98 @@
-"""Windows of many decoded images of any size, cut out on their device: Pillow's arithmetic, and so Pillow's pixels."""
-
-import importlib.util
-import os
+"""The Triton kernel that cuts windows out of images of many sizes in one launch, to Pillow's pixels."""
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from timestepper.data.windows import Window
 
-_BITS = 22  # of a weight: Pillow computes with whole numbers
+_FIELDS = 13  # of a row of the table: address, height and width of an image, its window, its slot
+_PIXELS = 256  # of a block
 
 
-def cut_all(images: list[Tensor], windows: list[Window], slots: list[int], out: Tensor) -> None:
+def launch(images: list[Tensor], windows: list[Window], slots: list[int], out: Tensor) -> None:
     """The window of each image (uint8, 3 x height x width) into its slot of `out` (uint8, NHWC).
 
-    On a GPU by one kernel for all of them; elsewhere, and where there is no Triton, one by one.
+    Does not wait for the device: `images` must stay until the kernel has run.
     """
-    if (out.is_cuda or os.environ.get("TRITON_INTERPRET") == "1") and importlib.util.find_spec("triton"):
-        from timestepper.data.resample_kernel import launch
-
-        launch(images, windows, slots, out)
-    else:
-        for image, window, slot in zip(images, windows, slots, strict=True):
-            out[slot] = cut_one(image, window, out.shape[1])
-
-
-def cut_one(image: Tensor, window: Window, size: int) -> Tensor:
-    """One window in plain PyTorch, exact: products and sums are whole numbers below 2**53."""
-    left, top, width, height, across, down, x, y, mirrored = window
-    pixels = image[:, top : top + height, left : left + width].double()
-    pixels = _rounded(pixels @ _weights(width, across, x, size, image.device).T)
-    pixels = _rounded(_weights(height, down, y, size, image.device) @ pixels)
-    return (pixels.flip(2) if mirrored else pixels).permute(1, 2, 0).to(torch.uint8)
+    rows = [
+        (image.data_ptr(), image.shape[1], image.shape[2], *window, slot)
+        for image, window, slot in zip(images, windows, slots, strict=True)
+    ]
+    table = torch.tensor(rows, dtype=torch.int64)
+    if out.is_cuda:
+        table = table.pin_memory().to(out.device, non_blocking=True)
+    size = out.shape[1]
+    cut[(len(rows), triton.cdiv(size * size, _PIXELS))](table, out, size, _FIELDS, _PIXELS)
 
 
-def _weights(length: int, scaled: int, first: int, count: int, device: torch.device) -> Tensor:
-    """What each of `length` pixels adds to `count` of the `scaled` pixels, from `first` on: a triangle around each."""
-    scale = length / scaled
-    reach = max(scale, 1.0)
-    centre = (torch.arange(first, first + count, device=device, dtype=torch.float64) + 0.5) * scale
-    begin, end = (centre - reach + 0.5).floor().clamp(min=0), (centre + reach + 0.5).floor()
-    place = torch.arange(length, device=device, dtype=torch.float64)
-    weight = (1 - ((place - centre[:, None] + 0.5) * (1 / reach)).abs()).clamp(min=0)
-    weight *= (place >= begin[:, None]) & (place < end[:, None])
-    return (weight / weight.sum(1, keepdim=True) * 2**_BITS + 0.5).floor()
+@triton.jit
+def _reach(place, length, scaled):
+    """Around the middle of a scaled pixel: that middle, how far its triangle reaches, the pixels in it, their sum."""
+    scale = length.to(tl.float64) / scaled.to(tl.float64)
+    reach = tl.maximum(scale, 1.0)
+    centre = (place.to(tl.float64) + 0.5) * scale
+    begin = tl.maximum((centre - reach + 0.5).to(tl.int64), 0)
+    end = tl.minimum((centre + reach + 0.5).to(tl.int64), length)
+    taps = (2 * reach + 2).to(tl.int64)
+    total = tl.zeros_like(centre)
+    for tap in range(0, taps):
+        weight = 1 - tl.abs((tap + begin - centre + 0.5) * (1 / reach))
+        total += tl.where(tap + begin < end, tl.maximum(weight, 0.0), 0.0)
+    return centre, reach, begin, end, taps, total
 
 
-def _rounded(sums: Tensor) -> Tensor:
-    return (sums / 2**_BITS + 0.5).floor().clamp(0, 255)
+@triton.jit
+def _weight(pixel, centre, reach, end, total):
+    """In units of 2**-22, as Pillow rounds it."""
+    weight = tl.maximum(1 - tl.abs((pixel - centre + 0.5) * (1 / reach)), 0.0)
+    return tl.where(pixel < end, weight / total * 4194304.0 + 0.5, 0.0).to(tl.int32)
+
+
+@triton.jit
+def _byte(total):
+    return tl.minimum(tl.maximum((total + 2097152) >> 22, 0), 255)
+
+
+@triton.jit
+def cut(table, out, size, FIELDS: tl.constexpr, PIXELS: tl.constexpr):
+    """A block of pixels of one square: along the rows first, rounded to bytes, then down the columns, as Pillow does.
+
+    A row of the region is scaled anew for every pixel that it reaches: a few more products, and nothing to keep.
+    """
+    row = table + tl.program_id(0) * FIELDS
+    image = tl.load(row).to(tl.pointer_type(tl.uint8))
+    height, pitch = tl.load(row + 1), tl.load(row + 2)
+    left, top, length_x, length_y = tl.load(row + 3), tl.load(row + 4), tl.load(row + 5), tl.load(row + 6)
+    across, down, first_x, first_y = tl.load(row + 7), tl.load(row + 8), tl.load(row + 9), tl.load(row + 10)
+    mirrored, slot = tl.load(row + 11), tl.load(row + 12)
+
+    pixel = tl.program_id(1) * PIXELS + tl.arange(0, PIXELS)
+    inside = pixel < size * size
+    x = pixel % size
+    x = tl.where(mirrored != 0, size - 1 - x, x)
+    centre_x, reach_x, begin_x, end_x, taps_x, total_x = _reach(x + first_x, length_x, across)
+    centre_y, reach_y, begin_y, end_y, taps_y, total_y = _reach(pixel // size + first_y, length_y, down)
+
+    plane = height * pitch
+    red, green, blue = (tl.zeros([PIXELS], tl.int32), tl.zeros([PIXELS], tl.int32), tl.zeros([PIXELS], tl.int32))
+    for tap_y in range(0, taps_y):
+        y = begin_y + tap_y
+        here = image + (top + y) * pitch + left
+        r, g, b = (tl.zeros([PIXELS], tl.int32), tl.zeros([PIXELS], tl.int32), tl.zeros([PIXELS], tl.int32))
+        for tap_x in range(0, taps_x):
+            at = begin_x + tap_x
+            weight = _weight(at, centre_x, reach_x, end_x, total_x)
+            used = inside & (at < end_x) & (y < end_y)
+            r += weight * tl.load(here + at, mask=used, other=0).to(tl.int32)
+            g += weight * tl.load(here + at + plane, mask=used, other=0).to(tl.int32)
+            b += weight * tl.load(here + at + 2 * plane, mask=used, other=0).to(tl.int32)
+        weight = _weight(y, centre_y, reach_y, end_y, total_y)
+        red += weight * _byte(r)
+        green += weight * _byte(g)
+        blue += weight * _byte(b)
+    place = out + (slot * size * size + pixel) * 3
+    tl.store(place, _byte(red).to(tl.uint8), mask=inside)
+    tl.store(place + 1, _byte(green).to(tl.uint8), mask=inside)
+    tl.store(place + 2, _byte(blue).to(tl.uint8), mask=inside)

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from timestepper.data.augment import Augment, Normaliser, crop_and_flip, draw
+from timestepper.data.augment import Augment, crop_and_flip, draw
 from timestepper.data.dataset import ArrayImages
+from timestepper.data.loading import Loader
 from timestepper.data.order import Plan
 from timestepper.errors import DataError
 
 
-class ResidentLoader:
+class ResidentLoader(Loader):
     """Prepares `chunk` batches in one pass (a few kernels on the device) and hands them out as slices.
 
     The size of a chunk changes the memory used and never a value: every sample is prepared by itself.
@@ -28,16 +29,8 @@ class ResidentLoader:
     ):
         if augment.resized_crop:
             raise DataError("augment 'resized_crop' is for image folders; use 'crop_flip', 'shift' or 'none' here")
-        self.images = images.to(device)
-        self.plan = plan
-        self.augment = augment
-        self.device = device
-        self.normalise = Normaliser(images.mean, images.std, device, memory_format)
-        self.chunk = chunk
-        self.samples = plan.samples
-        self.steps = plan.steps
-        self.local_batch = plan.local_batch
-        self.input_shape = images.input_shape
+        super().__init__(images, plan, device, memory_format)
+        self.images, self.augment, self.chunk = images.to(device), augment, chunk
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         indices = self.plan.indices(epoch)[first_step:].to(self.device)
@@ -48,6 +41,6 @@ class ResidentLoader:
             samples = slots.clamp(min=0)  # an empty slot shows the first image and counts nothing: its label is -1
             pixels = self.images.images[samples]
             if draws is not None:
-                pixels = crop_and_flip(pixels, draws.of(samples), self.augment.pad)
+                pixels = crop_and_flip(pixels, draws[:, samples], self.augment.pad)
             labels = self.images.labels[samples].masked_fill_(slots < 0, -1)
             yield from zip(self.normalise(pixels).split(self.local_batch), labels.split(self.local_batch), strict=True)

@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from timestepper.data.augment import Augment, Normaliser
+from timestepper.data.augment import Augment
 from timestepper.data.dataset import FolderImages
 from timestepper.data.decode import read_sample, refuse_bombs
+from timestepper.data.loading import Loader
 from timestepper.data.on_gpu import GpuReader, gpu_decodes
 from timestepper.data.order import Plan, mix
 from timestepper.data.windows import View, Windows
@@ -17,7 +18,7 @@ from timestepper.data.workers import Sample, Workers
 from timestepper.errors import DataError
 
 
-class StreamedLoader:
+class StreamedLoader(Loader):
     """Any number of workers gives the same batches, because each sample brings its own seed.
 
     `decode`: `cpu`, `gpu`, or `auto`, the GPU if the network trains on one that can and most files are JPEGs.
@@ -35,17 +36,10 @@ class StreamedLoader:
     ):
         if augment.pad:
             raise DataError("augment with pad is for images held in memory; use 'resized_crop' or 'none' here")
-        self.images = images
-        self.plan = plan
-        self.device = device
-        self.workers = workers
+        super().__init__(images, plan, device, memory_format)
+        self.images, self.workers = images, workers
         varied = augment if plan.training else Augment()
         self.view = View(images.size, images.resize, varied.resized_crop, varied.flip)
-        self.normalise = Normaliser(images.mean, images.std, device, memory_format)
-        self.samples = plan.samples
-        self.steps = plan.steps
-        self.local_batch = plan.local_batch
-        self.input_shape = images.input_shape
         self._gpu = (
             GpuReader(self.view, self.normalise, device, workers) if gpu_decodes(images, device, decode) else None
         )
@@ -65,17 +59,13 @@ class StreamedLoader:
 
     def batches(self, jobs: Iterable[list[Sample]]) -> Generator[Tensor, None, None]:
         """Decoded by the CPU."""
-        with closing(self.by_workers(jobs) if self.workers else self.by_itself(jobs)) as batches:
+        if self.workers and (self._processes is None or not self._processes.close.alive):
+            self._processes = Workers(self.workers, self.view, self.local_batch)  # else those of the epoch before
+        with closing(self._processes.batches(jobs) if self._processes else self.by_itself(jobs)) as batches:
             for pixels in batches:
                 if self.device.type == "cuda":
                     pixels = pixels.pin_memory()
                 yield self.normalise(pixels.to(self.device, non_blocking=True))
-
-    def by_workers(self, jobs: Iterable[list[Sample]]) -> Generator[Tensor, None, None]:
-        """By the processes of the epoch before, if all was well with them."""
-        if self._processes is None or not self._processes.close.alive:
-            self._processes = Workers(self.workers, self.view, self.local_batch)
-        return self._processes.batches(jobs)
 
     def by_itself(self, jobs: Iterable[list[Sample]]) -> Generator[Tensor, None, None]:
         windows = Windows(self.view)

@@ -108,7 +108,7 @@ MISTAKES = {
     "one class": (one_class, "found 1 class .0., expected at least 2 to tell apart"),
     "no images": (
         without_images,
-        r"train: no images in any of 10 class folders \(0, 1, 2, 3, 4 and 5 more\).*ending in",
+        r"train: no images in 10 of 10 classes: 0, 1, 2, 3, 4 and 5 more; fill or remove them \(names of images end in",
     ),
     "no classes": (without_classes, "train: .*found no class folder and 100 images; make one folder per class"),
 }

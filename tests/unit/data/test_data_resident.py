@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from batches import equal
 
 from timestepper.data import AUGMENTS, ArrayImages, Augment, loader, open_dataset
 from timestepper.data.augment import Normaliser, crop_and_flip, draw
@@ -27,12 +28,6 @@ def numbered(count=101):
 def batches(images, epoch=0, first_step=0, **options):
     options = {"batch_size": 20, "seed": 0, "training": True} | options
     return list(loader(images, **options).epoch(epoch, first_step))
-
-
-def equal(one, other):
-    return len(one) == len(other) and all(
-        torch.equal(a, b) for pair in zip(one, other, strict=True) for a, b in zip(*pair, strict=True)
-    )
 
 
 def test_the_first_images():

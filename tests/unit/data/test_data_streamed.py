@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from batches import equal
 from digit_folder import write_digit_folder
 from PIL import Image
 from torchvision.transforms import v2
@@ -40,12 +41,6 @@ def make(images, **options):
 
 def batches(images, epoch=0, first_step=0, **options):
     return list(make(images, **options).epoch(epoch, first_step))
-
-
-def equal(one, other):
-    return len(one) == len(other) and all(
-        torch.equal(a, b) for pair in zip(one, other, strict=True) for a, b in zip(*pair, strict=True)
-    )
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from interpreter import run_interpreted
 from PIL import Image
 from torchvision.transforms import v2
 
-from timestepper.data.resample import cut_all, cut_one
+from timestepper.data.on_gpu import cut_all
 from timestepper.data.windows import View, Window, Windows, cut
 
 SIZES = [(1, 1), (1, 300), (7, 2), (500, 375), (375, 500), (64, 64), (2000, 90), (90, 2000)]
@@ -40,62 +40,52 @@ def test_the_centre_is_torchvisions(width, height, size):
     assert np.array_equal(np.asarray(cut(image, window, size)), np.asarray(reference))
 
 
-def random_cuts(size, count, seed=0):
-    """Noise, which shows every mistake, with windows of all kinds."""
-    chance = np.random.default_rng(seed)
+def random_cuts(size, count):
+    """Noise, which shows every mistake, with windows of all kinds; the last ones are scaled along one axis alone."""
+    chance = np.random.default_rng(0)
     for number in range(count):
         height, width = chance.integers(1, 90, 2).tolist()
         pixels = chance.integers(0, 256, (height, width, 3), dtype=np.uint8)
         view = View(size, size + 3, random_part=bool(number % 2), flip=number % 3 > 0)
         yield pixels, Windows(view).of(width, height, int(chance.integers(2**63)))
+    for height, width in ((size, 5), (size, 24), (size, 90), (5, size), (25, size), (90, size)):
+        pixels = chance.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        yield pixels, Window(0, 0, width, height, size, size, 0, 0, False)
 
 
-def test_plain_pytorch_cuts_as_pillow_does():
-    """Pillow may scale down before across, which rounds in another order."""
-    for pixels, window in random_cuts(24, 60):
-        ours = cut_one(torch.from_numpy(pixels).permute(2, 0, 1), window, 24).numpy().astype(int)
-        pillows = np.asarray(cut(Image.fromarray(pixels), window, 24)).astype(int)
-        assert abs(ours - pillows).max() <= 1
+def check_many(device, cut_many):
+    """All windows at once, in slots of another order; a slot that is not named stays as it is.
 
-
-@pytest.mark.parametrize("length", [5, 24, 25, 90])
-def test_along_one_axis_it_is_pillow_to_the_last_bit(length):
-    pixels = np.random.default_rng(length).integers(0, 256, (24, length, 3), dtype=np.uint8)
-    for turned in (False, True):
-        image = pixels.transpose(1, 0, 2).copy() if turned else pixels
-        height, width = image.shape[:2]
-        window = Window(0, 0, width, height, 24, 24, 0, 0, False)
-        ours = cut_one(torch.from_numpy(image).permute(2, 0, 1), window, 24)
-        assert np.array_equal(ours.numpy(), np.asarray(cut(Image.fromarray(image), window, 24)))
-
-
-def check_many(device):
-    """All windows at once, in slots of another order; a slot that is not named stays as it is."""
-    cuts = list(random_cuts(19, 30, seed=1))
+    Pillow may scale down before across, which rounds in another order; along one axis its pixels are met exactly.
+    """
+    cuts = list(random_cuts(19, 24))
     images = [torch.from_numpy(pixels).permute(2, 0, 1).contiguous().to(device) for pixels, _ in cuts]
     windows = [window for _, window in cuts]
     out = torch.full((31, 19, 19, 3), 77, dtype=torch.uint8, device=device)
-    cut_all(images, windows, list(range(30, 0, -1)), out)
-    expected = torch.stack([cut_one(image, window, 19) for image, window in zip(images, windows, strict=True)])
-    assert torch.equal(out[1:].flip(0), expected)
+    cut_many(images, windows, list(range(30, 0, -1)), out)
+    pillows = np.stack([np.asarray(cut(Image.fromarray(pixels), window, 19)) for pixels, window in cuts])
+    difference = (out[1:].flip(0).cpu().int() - torch.from_numpy(pillows).int()).abs()
+    assert difference.max() <= 1
+    assert not difference[24:].any()
     assert (out[0] == 77).all()
 
 
 def test_many_images_at_once():
-    check_many("cpu")
+    check_many("cpu", cut_all)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_kernel_cuts_as_plain_pytorch_does():
-    check_many("cuda")
+def test_the_kernel_cuts_as_pillow_does():
+    check_many("cuda", cut_all)
 
 
-def test_the_kernel_in_the_interpreter_cuts_as_plain_pytorch_does():
+def test_the_kernel_in_the_interpreter_cuts_as_pillow_does():
     here = Path(__file__).parent
     run_interpreted(f"""
 import sys
 sys.path[:0] = [{str(here)!r}, {str(here.parents[1])!r}]
 import test_data_windows
-test_data_windows.check_many("cpu")
+from timestepper.data.resample import launch
+test_data_windows.check_many("cpu", launch)
 """)
