@@ -8,28 +8,22 @@ differ from that in one number. A figure is the median of calls recorded in one 
 cache, as they do in training. Every way is compared with float64. One that does not compile or is wrong is printed and
 left out. The best go into the tables.
 
-Whole training steps: ``training_step.py`` and ``sweep.py`` with runtime.fast_convolutions=true and without.
+Whole training steps: ``training_step.py`` with runtime.fast_convolutions=true and without.
 """
 
 import argparse
 import contextlib
-import json
 import multiprocessing
-import pathlib
-import statistics
-import sys
 import time
 from collections.abc import Callable
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+import torch
+from engine_runs import parser, write
+from torch import Tensor
+from torch.nn import functional as F
 
-import torch  # noqa: E402
-from torch import Tensor  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-
-from timestepper.bench.environment import environment  # noqa: E402
-from timestepper.kernels.convolution import (  # noqa: E402
+from timestepper.bench.timing import environment, interleaved
+from timestepper.kernels.convolution import (
     CONVOLVE,
     WEIGHT_GRADIENT,
     Blocks,
@@ -60,12 +54,8 @@ def candidates(kind: str, channels: int) -> list[Blocks]:
         known = WEIGHT_GRADIENT[channels]
         changes = changes | {"slices": (known.slices // 2, 2 * known.slices), "stages": (1, 2, 3)}
     others = [known._replace(**{name: value}) for name, values in changes.items() for value in values]
-    return [one for one in dict.fromkeys([known, *others]) if pieces(one) % one.together == 0]
-
-
-def pieces(blocks: Blocks) -> int:
-    """Of a window."""
-    return 3 * -(-(blocks.pixels + 2) // blocks.span)
+    pieces = {one: 3 * -(-(one.pixels + 2) // one.span) for one in (known, *others)}  # of a window
+    return [one for one, count in pieces.items() if count % one.together == 0]
 
 
 def tensors(batch: int, channels: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,16 +98,8 @@ def microseconds(call: Callable[[], Tensor], calls: int, rounds: int) -> float:
     with torch.cuda.graph(graph, stream=stream):
         for _ in range(calls):
             call()
-    graph.replay()
-    times = []
-    for _ in range(rounds):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1000 * begin.elapsed_time(end) / calls)
-    return statistics.median(times)
+    timing = interleaved({"graph": graph.replay}, torch.device("cuda"), rounds=rounds, seconds=0)  # once a round
+    return 1000 * timing["graph"].ms.median / calls
 
 
 def compile_one(task: tuple[str, int, Blocks]) -> None:
@@ -126,18 +108,6 @@ def compile_one(task: tuple[str, int, Blocks]) -> None:
     with contextlib.suppress(Exception):
         ours(kind, *tensors(2, channels), blocks)
         torch.cuda.synchronize()
-
-
-def compile_all(channels: list[int], jobs: int) -> None:
-    """One after the other the kernels would take most of the time."""
-    tasks = {(k, c, blocks._replace(slices=2)) for k in KINDS for c in channels for blocks in candidates(k, c)}
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        pool.map(compile_one, sorted(tasks), chunksize=1)
-
-
-def measure_layer(batch: int, channels: int, options: argparse.Namespace) -> list[dict]:
-    case = tensors(batch, channels)
-    return [{"channels": channels, "batch": batch} | measure(kind, case, options) for kind in KINDS]
 
 
 def measure(kind: str, case: tuple[Tensor, Tensor, Tensor], options: argparse.Namespace) -> dict:
@@ -184,31 +154,29 @@ def summary(found: list[dict]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=int, nargs="+", default=[128, 64], help="images at once")
-    parser.add_argument(
-        "--channels", type=int, nargs="+", default=list(LAYERS), choices=list(LAYERS), help="of the layer"
-    )
-    parser.add_argument("--calls", type=int, default=20, help="calls in one graph")
-    parser.add_argument("--rounds", type=int, default=9, help="replays of a graph")
-    parser.add_argument("--jobs", type=int, default=8, help="processes that compile")
-    parser.add_argument("--commit", help="recorded where the source carries no history")
-    parser.add_argument("--json", type=pathlib.Path, help="write the figures here")
-    options = parser.parse_args()
+    asked = parser(__doc__)
+    asked.add_argument("--batches", type=int, nargs="+", default=[128, 64], help="images at once")
+    asked.add_argument("--channels", type=int, nargs="+", default=[*LAYERS], choices=LAYERS, help="of the layer")
+    asked.add_argument("--calls", type=int, default=20, help="calls in one graph")
+    asked.add_argument("--rounds", type=int, default=9, help="replays of a graph")
+    asked.add_argument("--jobs", type=int, default=8, help="processes that compile")
+    options = asked.parse_args()
     torch.backends.cudnn.benchmark = True
     start = time.perf_counter()
-    compile_all(options.channels, options.jobs)
+    # One after the other the kernels would take most of the time.
+    tasks = {(k, c, way._replace(slices=2)) for k in KINDS for c in options.channels for way in candidates(k, c)}
+    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+        pool.map(compile_one, sorted(tasks), chunksize=1)
     print(f"compiled in {time.perf_counter() - start:.0f} s")
-    found = []
+    report: dict = {"environment": environment(torch.device("cuda"), options.commit), "layers": []}
     for channels in options.channels:
         for batch in options.batches:
-            found += measure_layer(batch, channels, options)
-    summary(found)
+            case = tensors(batch, channels)
+            known = {"channels": channels, "batch": batch}
+            report["layers"] += [known | measure(kind, case, options) for kind in KINDS]
+            write(options.json, report)
+    summary(report["layers"])
     print(f"{time.perf_counter() - start:.0f} s in all")
-    if options.json:
-        device = torch.device("cuda")
-        answer = {"environment": environment(device, options.commit), "layers": found}
-        options.json.write_text(json.dumps(answer, indent=2) + "\n")
 
 
 if __name__ == "__main__":

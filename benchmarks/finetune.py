@@ -19,33 +19,29 @@ import multiprocessing
 import os
 import pathlib
 import statistics
-import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+import torch
+from engine_runs import parser, write
+from safetensors.torch import load_file
+from torch import nn
 
-import torch  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
-from torch import nn  # noqa: E402
-
-import timestepper  # noqa: E402
-from timestepper import data  # noqa: E402
-from timestepper.adapters import create_model  # noqa: E402
-from timestepper.bench.environment import environment  # noqa: E402
-from timestepper.engine.distributed import Group  # noqa: E402
-from timestepper.engine.evaluation import Evaluation  # noqa: E402
-from timestepper.engine.optimiser import set_rate  # noqa: E402
-from timestepper.engine.runtime import Runtime, choose_device  # noqa: E402
-from timestepper.engine.schedule import Schedule  # noqa: E402
-from timestepper.engine.step import UpdateStep  # noqa: E402
-from timestepper.files import write_atomic  # noqa: E402
+import timestepper
+from timestepper import data
+from timestepper.adapters import create_model
+from timestepper.bench.timing import environment
+from timestepper.engine.distributed import Group
+from timestepper.engine.evaluation import Evaluation
+from timestepper.engine.optimiser import set_rate
+from timestepper.engine.runtime import Runtime, choose_device
+from timestepper.engine.schedule import Schedule
+from timestepper.engine.step import UpdateStep
 
 
-@dataclass(frozen=True)
-class Way:
+class Trained(NamedTuple):
     """What is trained. Batch norms take on the new images' statistics, before and while it trains, unless ``still``."""
 
     controller: str = ""  # none: nothing is attached
@@ -55,22 +51,19 @@ class Way:
 
 
 WAYS = {
-    "everything": Way("lstm", "all"),
-    "step sizes": Way("lstm", head=False),
-    "step sizes and head": Way("lstm"),
-    "batch norms and head": Way(base="norms"),
-    "head": Way(still=True),
-    "head, statistics follow": Way(),
-    "step sizes (independent) and head": Way("independent"),
+    "everything": Trained("lstm", "all"),
+    "step sizes": Trained("lstm", head=False),
+    "step sizes and head": Trained("lstm"),
+    "batch norms and head": Trained(base="norms"),
+    "head": Trained(still=True),
+    "head, statistics follow": Trained(),
+    "step sizes (independent) and head": Trained("independent"),
 }
-
-
 SEEN = 40  # batches of 500 that batch norms see before the head is made: their momentum forgets all but the last ten
 
 
-@dataclass(frozen=True)
-class Task:
-    """One tuning."""
+class Tuning(NamedTuple):
+    """One network in one way."""
 
     way: str
     run: pathlib.Path
@@ -104,7 +97,7 @@ def discriminant(net: nn.Module, loader: data.Loader, classes: int) -> nn.Linear
     return head
 
 
-def prepared(task: Task, loader: data.Loader, classes: int, device: torch.device) -> nn.Module:
+def prepared(task: Tuning, loader: data.Loader, classes: int, device: torch.device) -> nn.Module:
     """The trained network with its new head, attached where the way says so; only what it trains has gradients."""
     way, record = WAYS[task.way], json.loads((task.run / "record.json").read_text())
     weights = load_file(task.run / "weights.safetensors")
@@ -128,7 +121,7 @@ def prepared(task: Task, loader: data.Loader, classes: int, device: torch.device
     return net.train(not way.still)
 
 
-def tune(task: Task, options: argparse.Namespace) -> dict:
+def tune(task: Tuning, options: argparse.Namespace) -> dict:
     """Tune one network in one way; what came out."""
     began, device = time.perf_counter(), choose_device("auto")
     gpu = device.type == "cuda"
@@ -202,11 +195,6 @@ def warm(options: argparse.Namespace) -> None:
         torch.cuda.synchronize()
 
 
-def write(path: pathlib.Path | None, content: dict) -> None:
-    if path:
-        write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
-
-
 def table(results: list[dict], chosen: dict[str, float]) -> str:
     """Markdown: mean and deviation of the test error over the networks, at each way's learning rate."""
     lines = ["| trained | parameters | rate | test error | folded |", "| --- | --- | --- | --- | --- |"]
@@ -234,18 +222,18 @@ def work(pool: ProcessPoolExecutor, options: argparse.Namespace, content: dict, 
     """All tunings; a way's other networks begin as soon as its learning rate is chosen."""
     runs = {json.loads((run / "record.json").read_text())["seed"]: run for run in options.runs}
     first = min(base["seed"] for base in content["base"])
-    waiting: dict[Future, Task] = {}
+    waiting: dict[Future, Tuning] = {}
 
-    def submit(*tasks: Task) -> None:
+    def submit(*tasks: Tuning) -> None:
         waiting.update({pool.submit(tune, task, options): task for task in tasks})
 
-    def others(way: str, lr: float) -> list[Task]:
+    def others(way: str, lr: float) -> list[Tuning]:
         there = {(row["way"], row["seed"]) for row in content["results"]}
-        return [Task(way, run, seed, lr) for seed, run in runs.items() if seed != first and (way, seed) not in there]
+        return [Tuning(way, run, seed, lr) for seed, run in runs.items() if seed != first and (way, seed) not in there]
 
     for way in options.ways:
         chosen = content["chosen"].get(way)
-        submit(*(others(way, chosen) if chosen else (Task(way, runs[first], first, lr) for lr in options.rates)))
+        submit(*(others(way, chosen) if chosen else (Tuning(way, runs[first], first, lr) for lr in options.rates)))
     while waiting and time.time() < deadline:
         done, _ = wait(waiting, timeout=max(0, deadline - time.time()), return_when=FIRST_COMPLETED)
         for future in done:
@@ -264,20 +252,18 @@ def work(pool: ProcessPoolExecutor, options: argparse.Namespace, content: dict, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=pathlib.Path, help="run directories of plain networks, one per seed")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="what is trained")
-    parser.add_argument("--rates", nargs="+", type=float, default=[1e-3, 1e-2], help="learning rates to choose from")
-    parser.add_argument("--epochs", type=int, default=8, help="of each tuning")
-    parser.add_argument("--batch", type=int, default=128, help="images in a batch")
-    parser.add_argument("--held-out", type=int, default=5000, help="training images that only choose the rate")
-    parser.add_argument("--root", help="folder of the data; by default the usual places")
-    parser.add_argument("--jobs", type=int, default=1, help="tunings at once")
-    parser.add_argument("--seconds", type=float, default=1e6, help="end after so long, finished or not")
-    parser.add_argument("--limit", type=int, help="images of each part, to try this script out")
-    parser.add_argument("--commit", help="recorded where the source carries no history")
-    parser.add_argument("--json", type=pathlib.Path, help="write all figures here, as they come")
-    options = parser.parse_args()
+    asked = parser(__doc__)
+    asked.add_argument("runs", nargs="+", type=pathlib.Path, help="run directories of plain networks, one per seed")
+    asked.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="what is trained")
+    asked.add_argument("--rates", nargs="+", type=float, default=[1e-3, 1e-2], help="learning rates to choose from")
+    asked.add_argument("--epochs", type=int, default=8, help="of each tuning")
+    asked.add_argument("--batch", type=int, default=128, help="images in a batch")
+    asked.add_argument("--held-out", type=int, default=5000, help="training images that only choose the rate")
+    asked.add_argument("--root", help="folder of the data; by default the usual places")
+    asked.add_argument("--jobs", type=int, default=1, help="tunings at once")
+    asked.add_argument("--seconds", type=float, default=1e6, help="end after so long, finished or not")
+    asked.add_argument("--limit", type=int, help="images of each part, to try this script out")
+    options = asked.parse_args()
     began = time.time()
     pool = ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn"))
     errors = [ready.exception() for ready in [pool.submit(warm, options) for _ in range(options.jobs)]]

@@ -10,28 +10,23 @@ are written as they come. Other arguments are overrides of the recipe paper/imag
 """
 
 import argparse
-import json
+import contextlib
 import os
 import pathlib
-import shutil
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "src"))
-
 import torch
-from engine_runs import training
+from engine_runs import Step, parser, training, write
 from photograph_folder import make_images
 from torch import Tensor
 
-from timestepper.bench.environment import environment
+from timestepper.bench.timing import environment, wait_for
 from timestepper.data import loader, open_dataset
 from timestepper.data.folder import MEAN, STD
 from timestepper.data.jpeg import baseline_size
@@ -41,11 +36,6 @@ from timestepper.engine.loop import Training
 from timestepper.recipe.load import load
 
 # -- what is timed -----------------------------------------------------------------------------------------------------
-
-
-def wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def per_second(once: Callable[[], int], seconds: float, device: torch.device, warm_up: int = 3) -> float:
@@ -75,31 +65,25 @@ def decoders_alone(paths: list[str], options: argparse.Namespace, device: torch.
         wait_for(device)
         return len(files)
 
-    with Utilisation() as seen:
+    with busy_engines() as seen:
         alone = per_second(lambda: len(decode(files)), options.seconds / 2, device)
     both = per_second(decode_and_cut, options.seconds / 2, device)
-    return {"decoder": alone, "decoder_and_cut": both, "jpeg_engines_busy": seen.answers}
+    return {"decoder": alone, "decoder_and_cut": both, "jpeg_engines_busy": seen}
 
 
-class Utilisation:
-    """How busy the JPEG engines are, as nvidia-smi says: whether they are reached at all."""
-
-    def __enter__(self) -> "Utilisation":
-        self.answers: list[str] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
-        return self
-
-    def _watch(self) -> None:
-        command = ["nvidia-smi", "--query-gpu=utilization.jpeg,utilization.gpu", "--format=csv,noheader"]
-        while shutil.which("nvidia-smi") and not self._over.wait(0.5):
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-            self.answers.append((answer.stdout or answer.stderr).strip())
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
+@contextlib.contextmanager
+def busy_engines() -> Iterator[list[str]]:
+    """How busy the JPEG engines are, as nvidia-smi says twice a second: whether they are reached at all."""
+    seen: list[str] = []
+    query = ["nvidia-smi", "--query-gpu=utilization.jpeg,utilization.gpu", "--format=csv,noheader", "--loop-ms=500"]
+    with tempfile.TemporaryFile("w+") as file, contextlib.ExitStack() as running:
+        with contextlib.suppress(FileNotFoundError):  # no such program
+            watching = running.enter_context(subprocess.Popen(query, stdout=file, stderr=file))
+            running.callback(watching.terminate)
+        yield seen
+        running.close()
+        file.seek(0)
+        seen += file.read().splitlines()
 
 
 def pixel_difference(images: Any, options: argparse.Namespace, device: torch.device) -> dict[str, float]:
@@ -140,38 +124,21 @@ class Foreign:
 
 def torchvisions(root: pathlib.Path, options: argparse.Namespace, device: torch.device) -> Foreign:
     """As its training reference does it."""
-    from torchvision.datasets import ImageFolder
     from torchvision.transforms import v2
 
-    varied = v2.Compose(
-        [
-            v2.RandomResizedCrop(options.size),
-            v2.RandomHorizontalFlip(),
-            v2.PILToTensor(),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(MEAN, STD),
-        ]
-    )
-    folder = ImageFolder(str(root / "train"), varied)
-    folder.samples = folder.samples * options.repeat
-    batches = torch.utils.data.DataLoader(
-        folder,
-        options.batch,
-        shuffle=True,
-        drop_last=True,
-        num_workers=options.workers,
-        pin_memory=device.type == "cuda",
-    )
+    varied = (v2.RandomResizedCrop(options.size), v2.RandomHorizontalFlip(), v2.PILToTensor())
+    scaled = (v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD))
+    folder = repeated(root, options, v2.Compose([*varied, *scaled]))
+    how = {"shuffle": True, "drop_last": True, "pin_memory": device.type == "cuda"}
+    batches = torch.utils.data.DataLoader(folder, options.batch, num_workers=options.workers, **how)
     return Foreign(batches, len(folder), device)
 
 
 def timms(root: pathlib.Path, options: argparse.Namespace, device: torch.device) -> Foreign:
     """Its prefetcher normalises on the GPU; random erasing and colours are off, as in the recipe."""
     from timm.data import create_loader
-    from torchvision.datasets import ImageFolder
 
-    folder = ImageFolder(str(root / "train"))
-    folder.samples = folder.samples * options.repeat
+    folder = repeated(root, options)
     batches = create_loader(
         folder,
         input_size=(3, options.size, options.size),
@@ -187,6 +154,14 @@ def timms(root: pathlib.Path, options: argparse.Namespace, device: torch.device)
         persistent_workers=False,
     )
     return Foreign(batches, len(folder), device)
+
+
+def repeated(root: pathlib.Path, options: argparse.Namespace, transform: Callable | None = None) -> Any:
+    from torchvision.datasets import ImageFolder
+
+    folder = ImageFolder(str(root / "train"), transform)
+    folder.samples = folder.samples * options.repeat
+    return folder
 
 
 # -- the step ----------------------------------------------------------------------------------------------------------
@@ -207,18 +182,9 @@ class Same:
 def training_speed(run: Training, batches: Any, options: argparse.Namespace, warm_up: int) -> float:
     """Images per second of the engine's loop; enough updates first to use up what was loaded meanwhile."""
     run.train = batches
-    steps = run.steps()
-
-    def update() -> int:
-        before = run.step
-        while run.step == before:
-            next(steps)
-        return options.batch
-
-    try:
-        return per_second(update, options.seconds, run.runtime.device, warm_up)
-    finally:
-        steps.close()
+    step = Step(run)
+    with contextlib.closing(step.steps):
+        return per_second(lambda: step() or options.batch, options.seconds, run.runtime.device, warm_up)
 
 
 def loading_speed(batches: Any, options: argparse.Namespace, device: torch.device) -> float:
@@ -242,9 +208,7 @@ class Report:
         except Exception as error:
             self.figures[name], answer = f"{type(error).__name__}: {str(error)[:500]}", None
         print(f"{name}: {self.figures[name]}  ({time.perf_counter() - start:.1f} s)", flush=True)
-        if self.path:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(json.dumps(self.figures, indent=1) + "\n")
+        write(self.path, self.figures)
         return answer
 
 
@@ -278,22 +242,20 @@ def measure(root: pathlib.Path, options: argparse.Namespace, report: Report) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", help="section.key=value of the recipe")
-    parser.add_argument("--model", default="timm/resnet50", help="LIBRARY/MODEL")
-    parser.add_argument("--batch", type=int, default=256, help="images of an update")
-    parser.add_argument("--size", type=int, default=224, help="pixels of an input's side")
-    parser.add_argument("--stored", type=int, help="pixels of a file's side; absent: ImageNet's sizes")
-    parser.add_argument("--images", type=int, default=6000, help="files, at least 1000")
-    parser.add_argument("--repeat", type=int, default=50, help="how often an epoch has each file: a long one")
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 1) - 2), help="of each loader")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of timing for each figure")
-    parser.add_argument("--warm-up", type=int, default=30, help="batches before that: what was loaded ahead")
-    parser.add_argument("--photos", type=pathlib.Path, help="folder of photographs; absent: scikit-learn's")
-    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu", help="where")
-    parser.add_argument("--commit", help="recorded where the source carries no history")
-    parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")
-    options = parser.parse_args()
+    asked = parser(__doc__)
+    asked.add_argument("overrides", nargs="*", help="section.key=value of the recipe")
+    asked.add_argument("--model", default="timm/resnet50", help="LIBRARY/MODEL")
+    asked.add_argument("--batch", type=int, default=256, help="images of an update")
+    asked.add_argument("--size", type=int, default=224, help="pixels of an input's side")
+    asked.add_argument("--stored", type=int, help="pixels of a file's side; absent: ImageNet's sizes")
+    asked.add_argument("--images", type=int, default=6000, help="files, at least 1000")
+    asked.add_argument("--repeat", type=int, default=50, help="how often an epoch has each file: a long one")
+    asked.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 1) - 2), help="of each loader")
+    asked.add_argument("--seconds", type=float, default=5.0, help="of timing for each figure")
+    asked.add_argument("--warm-up", type=int, default=30, help="batches before that: what was loaded ahead")
+    asked.add_argument("--photos", type=pathlib.Path, help="folder of photographs; absent: scikit-learn's")
+    asked.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu", help="where")
+    options = asked.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         measure(pathlib.Path(folder), options, Report(options.json))
 

@@ -7,35 +7,25 @@ of ours, eager or with torch.compile(net). All variants are timed in turn, so ra
 bare mechanism. `--profile` lists where the host's time goes in a step of each variant.
 """
 
-import argparse
 import copy
 import cProfile
-import json
-import pathlib
 import pstats
-import sys
 from collections.abc import Callable
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+import torch
+from engine_runs import parser, write
+from torch import nn
+from torch.nn import functional as F
 
-import torch  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-
-import timestepper  # noqa: E402
-from timestepper.adapters import create_model  # noqa: E402
-from timestepper.bench.environment import environment  # noqa: E402
-from timestepper.bench.timing import Timing, interleaved  # noqa: E402
+import timestepper
+from timestepper.bench import peers
+from timestepper.bench.timing import Timing, environment, interleaved, wait_for
 
 MODES = ("eager", "compile")
 
 
 def network(model: str, variant: str, device: torch.device) -> nn.Module:
-    """``again`` is plain a second time: the noise between two networks."""
-    torch.manual_seed(0)
-    net = create_model(model, num_classes=10 if model.startswith("cifar/") else 1000)
-    return (net if variant in ("plain", "again") else timestepper.attach(net, variant)).to(device)
+    return peers.build(variant, model, 10 if model.startswith("cifar/") else 1000).to(device)
 
 
 def training_step(net: nn.Module, batch: int, pixels: int, device: torch.device, compiled: bool) -> Callable[[], None]:
@@ -85,8 +75,7 @@ def show(title: str, timings: dict[str, Timing]) -> dict:
 
 def profile(name: str, step: Callable[[], None], device: torch.device, steps: int = 20) -> None:
     """The host's part alone: nothing waits for the device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait_for(device)
     watched = cProfile.Profile()
     watched.enable()
     for _ in range(steps):
@@ -97,40 +86,37 @@ def profile(name: str, step: Callable[[], None], device: torch.device, steps: in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", default=["cifar/resnet56:128:32"], help="MODEL:BATCH:PIXELS")
-    parser.add_argument("--modes", nargs="*", choices=MODES, default=["eager"], help="how the network is called")
-    parser.add_argument("--variants", nargs="*", default=["plain", "again", "fixed(0.5)", "lstm"], help="plain first")
-    parser.add_argument("--no-inference", action="store_true", help="training steps only")
-    parser.add_argument("--profile", action="store_true", help="also where the host's time goes")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cuda or cpu")
-    parser.add_argument("--seconds", type=float, default=8, help="timing of one case and mode, without building")
-    parser.add_argument("--commit", help="recorded where the source carries no history")
-    parser.add_argument("--json", type=pathlib.Path, help="write all figures here")
-    options = parser.parse_args()
+    found = parser(__doc__)
+    found.add_argument("cases", nargs="*", default=["cifar/resnet56:128:32"], help="MODEL:BATCH:PIXELS")
+    found.add_argument("--modes", nargs="*", choices=MODES, default=["eager"], help="how the network is called")
+    found.add_argument("--variants", nargs="*", default=["plain", "again", "fixed(0.5)", "lstm"], help="plain first")
+    found.add_argument("--no-inference", action="store_true", help="training steps only")
+    found.add_argument("--profile", action="store_true", help="also where the host's time goes")
+    found.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cuda or cpu")
+    found.add_argument("--seconds", type=float, default=8, help="timing of one case and mode, without building")
+    options = found.parse_args()
     device = torch.device(options.device)
     report: dict = {"environment": environment(device, options.commit), "cases": []}
     for text in options.cases:
         model, batch, pixels = text.rsplit(":", 2)
         shape = (int(batch), int(pixels), device)
-        found: dict = {"model": model, "batch": int(batch), "pixels": int(pixels)}
+        case: dict = {"model": model, "batch": int(batch), "pixels": int(pixels)}
         for mode in options.modes:
             torch._dynamo.reset()
             steps = {v: training_step(network(model, v, device), *shape, mode == "compile") for v in options.variants}
             for step in steps.values():
                 for _ in range(5):
                     step()
-            found[mode] = show(f"{text} {mode}", interleaved(steps, device, seconds=options.seconds))
+            case[mode] = show(f"{text} {mode}", interleaved(steps, device, seconds=options.seconds))
             if options.profile:
                 for name, step in steps.items():
                     profile(name, step, device)
             del steps
         if not options.no_inference:
             calls = inference(model, *shape)
-            found["inference"] = show(f"{text} inference", interleaved(calls, device, seconds=options.seconds / 2))
-        report["cases"].append(found)
-        if options.json:
-            options.json.write_text(json.dumps(report, indent=1) + "\n")
+            case["inference"] = show(f"{text} inference", interleaved(calls, device, seconds=options.seconds / 2))
+        report["cases"].append(case)
+        write(options.json, report)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Measurement of networks side by side: timing, training steps, peers and the floor."""
+"""Networks side by side on one device: what a training step and a forward pass take, and the least they could take."""

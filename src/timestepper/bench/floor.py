@@ -9,84 +9,56 @@ No implementation moves less without computing features again.
 
 import copy
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from timestepper.api import detach, is_attached
 from timestepper.bench.timing import seconds
 
 _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 
-@dataclass(frozen=True)
-class Floor:
-    """Of one training step; a multiplication and an addition are two operations."""
+def training_floor(model: nn.Module, batch: int, shape: tuple[int, ...], feature_bytes: int) -> dict[str, int]:
+    """Bytes of ``features`` and of ``weights``, each with its gradients, and ``operations`` of one step.
 
-    features: int  # bytes of features and their gradients
-    weights: int  # bytes of weights, their gradients and the optimiser
-    operations: int
-
-    @property
-    def bytes(self) -> int:
-        return self.features + self.weights
-
-    def milliseconds(self, ceilings: "Ceilings") -> float:
-        """The larger of both times: no version runs faster."""
-        return 1000 * max(self.bytes / ceilings.bytes_per_s, self.operations / ceilings.operations_per_s)
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """What the device reached in this run: a large copy, bytes read and written; a large matrix product."""
-
-    bytes_per_s: float
-    operations_per_s: float
-
-
-def training_floor(model: nn.Module, batch: int, shape: tuple[int, ...], feature_bytes: int) -> Floor:
-    """Counted on the meta device, so nothing is computed. ``feature_bytes``: of one number, 2 in bf16, 4 in float32."""
+    A multiplication and an addition are two operations. Counted on the meta device, so nothing is computed.
+    ``feature_bytes``: of one number, 2 in bf16, 4 in float32.
+    """
     network = copy.deepcopy(model).to("meta").train()
-    if is_attached(network):
-        detach(network)
-    images = torch.empty(batch, *shape, device="meta")
     moved: list[int] = []
-    first: list[Tensor] = []
 
     def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         source = inputs[0].numel()
-        back = 0 if not first else source  # the gradient of the images is not needed
-        first.append(output)
+        back = source if moved else 0  # the gradient of the images is not needed
         # forward: input, output; backward: output's gradient, input, input's gradient
         moved.append(source + output.numel() + output.numel() + source + back)
 
-    hooks = [layer.register_forward_hook(count) for layer in network.modules() if isinstance(layer, _LAYERS)]
+    layers = [layer for layer in network.modules() if isinstance(layer, _LAYERS)]
+    for layer in layers:
+        layer.register_forward_hook(count)
     with FlopCounterMode(display=False) as counter:
-        network(images).sum().backward()
-    for hook in hooks:
-        hook.remove()
-    described = [layer.weight.numel() for layer in network.modules() if isinstance(layer, _LAYERS)]
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+        network(torch.empty(batch, *shape, device="meta")).sum().backward()
     # layers: weight forward and backward in the features' precision; optimiser: five numbers in float32
-    weights = 2 * sum(described) * feature_bytes + 5 * parameters * 4
-    return Floor(sum(moved) * feature_bytes, weights, counter.get_total_flops())
+    weights = 2 * feature_bytes * sum(layer.weight.numel() for layer in layers)
+    weights += 5 * 4 * sum(parameter.numel() for parameter in model.parameters())
+    return {"features": feature_bytes * sum(moved), "weights": weights, "operations": counter.get_total_flops()}
 
 
-def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
-    """A copy several times the size of any cache, and a square product, on random numbers."""
+def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """What the device reaches in this run: a copy larger than any cache, bytes read and written; a square product."""
     large = device.type == "cuda"
     source = torch.rand(2**28 if large else 2**24, device=device)
     target = torch.empty_like(source)
     size = 8192 if large else 1024
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    copied = _usual_seconds(lambda: target.copy_(source), device)
-    multiplied = _usual_seconds(lambda: a @ b, device)
-    return Ceilings(2 * source.numel() * 4 / copied, 2 * size**3 / multiplied)
+    calls = (lambda: target.copy_(source), lambda: a @ b)
+    # the median of ten calls, after two that warm up
+    copied, multiplied = (statistics.median([seconds(call, device) for _ in range(12)][2:]) for call in calls)
+    return {"bytes_per_s": 2 * source.numel() * 4 / copied, "operations_per_s": 2 * size**3 / multiplied}
 
 
-def _usual_seconds(call: Callable[[], object], device: torch.device) -> float:
-    """The median of ten calls, after two that warm up."""
-    return statistics.median([seconds(call, device) for _ in range(12)][2:])
+def milliseconds(step: dict[str, int], reached: dict[str, float]) -> float:
+    """The larger of both times: no version runs faster."""
+    moving = (step["features"] + step["weights"]) / reached["bytes_per_s"]
+    return 1000 * max(moving, step["operations"] / reached["operations_per_s"])

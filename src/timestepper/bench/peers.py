@@ -18,13 +18,11 @@ from timestepper.controllers import parse
 from timestepper.errors import UnknownNameError
 from timestepper.sites import create_model, find_stages
 
-DROP = 0.1  # a usual rate of stochastic depth
-
 
 class ReZero(nn.Module):
     """Bachlechner et al. (2020): one trained scalar per branch, zero at the start."""
 
-    def __init__(self, channels: int):
+    def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.zeros(()))
 
@@ -32,54 +30,19 @@ class ReZero(nn.Module):
         return x * self.scale
 
 
-def _squeeze_excite(channels: int) -> nn.Module:
-    from timm.layers import SEModule
+def _timm(layer: str, *options: float) -> nn.Module:
+    from timm import layers
 
-    return SEModule(channels)
-
-
-def _layer_scale(channels: int) -> nn.Module:
-    from timm.layers import LayerScale2d
-
-    return LayerScale2d(channels)
+    return getattr(layers, layer)(*options)
 
 
-def _stochastic_depth(channels: int) -> nn.Module:
-    from timm.layers import DropPath
-
-    return DropPath(DROP)
-
-
-PEERS: dict[str, Callable[[int], nn.Module]] = {
-    "squeeze-excite": _squeeze_excite,
-    "layer-scale": _layer_scale,
-    "stochastic-depth": _stochastic_depth,
-    "rezero": ReZero,
+PEERS: dict[str, Callable[[int], nn.Module]] = {  # by channels
+    "squeeze-excite": lambda channels: _timm("SEModule", channels),
+    "layer-scale": lambda channels: _timm("LayerScale2d", channels),
+    "stochastic-depth": lambda channels: _timm("DropPath", 0.1),  # a usual rate
+    "rezero": lambda channels: ReZero(),
 }
-
-
-def behind_branches(model: nn.Module, make: Callable[[int], nn.Module]) -> nn.Module:
-    """Put a new layer behind the last layer of every residual branch, in place."""
-    for stage in find_stages(model):
-        for site in stage.sites:
-            for path in site.last:
-                parent, _, name = path.rpartition(".")
-                owner = model.get_submodule(parent)
-                setattr(owner, name, nn.Sequential(getattr(owner, name), make(site.channels)))
-    return model
-
-
-def literal(model: nn.Module) -> nn.Module:
-    """The paper word for word. It lives beside the benchmarks of a checkout and is not installed."""
-    folder = Path(__file__).resolve().parents[3] / "benchmarks"
-    if not (folder / "literal.py").exists():
-        raise UnknownNameError(
-            "the literal implementation is part of a source checkout (benchmarks/literal.py); "
-            "run it there, or name other variants"
-        )
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-    return importlib.import_module("literal").make_literal(model, "lstm")
+OWN = ("plain", "again", "literal", *PEERS)
 
 
 def build(variant: str, model: str, classes: int) -> nn.Module:
@@ -92,18 +55,34 @@ def build(variant: str, model: str, classes: int) -> nn.Module:
     if variant in ("plain", "again"):
         return network
     if variant == "literal":
-        return literal(network)
-    if variant in PEERS:
-        return behind_branches(network, PEERS[variant])
-    return timestepper.attach(network, variant)
+        return _literal(network)
+    if variant not in PEERS:
+        return timestepper.attach(network, variant)
+    for site in (site for stage in find_stages(network) for site in stage.sites):
+        for path in site.last:
+            layer = network.get_submodule(path)
+            network.set_submodule(path, nn.Sequential(layer, PEERS[variant](site.channels)))
+    return network
+
+
+def _literal(model: nn.Module) -> nn.Module:
+    """The paper word for word. It lives beside the benchmarks of a checkout and is not installed."""
+    folder = Path(__file__).resolve().parents[3] / "benchmarks"
+    if not (folder / "literal.py").exists():
+        raise UnknownNameError(
+            "the literal implementation is part of a source checkout (benchmarks/literal.py); "
+            "run it there, or name other variants"
+        )
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    return importlib.import_module("literal").make_literal(model, "lstm")
 
 
 def check_name(variant: str) -> None:
     """Fails with the known names."""
-    own = ("plain", "again", "literal", *PEERS)
-    if variant not in own:
-        try:
+    try:
+        if variant not in OWN:
             parse(variant)
-        except UnknownNameError:
-            known = ", ".join((*own, names.known()))
-            raise UnknownNameError(f"unknown variant {variant!r}; known are {known}") from None
+    except UnknownNameError:
+        known = ", ".join((*OWN, names.known()))
+        raise UnknownNameError(f"unknown variant {variant!r}; known are {known}") from None

@@ -1,15 +1,17 @@
 """Timing of several variants side by side: rounds in turn, so that drift hits all alike, and ratios within a round."""
 
-import statistics
+import platform
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
+from timestepper import records
 
-@dataclass(frozen=True)
-class Spread:
+
+class Spread(NamedTuple):
     """A median with its quartiles."""
 
     median: float
@@ -18,14 +20,10 @@ class Spread:
 
     @classmethod
     def of(cls, values: list[float]) -> "Spread":
-        if len(values) < 2:
-            return cls(values[0], values[0], values[0])
-        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-        return cls(median, low, high)
+        return cls(*np.quantile(values, (0.5, 0.25, 0.75)).tolist())
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(NamedTuple):
     """Milliseconds of one call, and the ratio to the first variant in the same round."""
 
     ms: Spread
@@ -45,21 +43,22 @@ def interleaved(
         for name in names if turn % 2 == 0 else reversed(names):
             times[name].append(_timed(variants[name], device, calls[name]))
     base = times[names[0]]
-    return {
-        name: Timing(Spread.of(ms), Spread.of([a / b for a, b in zip(ms, base, strict=True)]))
-        for name, ms in times.items()
-    }
+    ratios = {name: [a / b for a, b in zip(ms, base, strict=True)] for name, ms in times.items()}
+    return {name: Timing(Spread.of(times[name]), Spread.of(ratios[name])) for name in names}
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
     """Wall time of one call, the device's work included."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait_for(device)
     start = time.perf_counter()
     call()
+    wait_for(device)
+    return time.perf_counter() - start
+
+
+def wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - start
 
 
 def _timed(call: Callable[[], object], device: torch.device, calls: int) -> float:
@@ -77,3 +76,10 @@ def _timed(call: Callable[[], object], device: torch.device, calls: int) -> floa
     end.record()
     end.synchronize()
     return begin.elapsed_time(end) / calls
+
+
+def environment(device: torch.device, commit: str | None = None) -> dict[str, str]:
+    """Card, versions and commit of a measurement; ``commit`` is for a copy of the source that carries no history."""
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    cuda = torch.version.cuda or "none"
+    return {"card": card, "commit": commit or records.commit(), "cuda": cuda, **records.versions()}

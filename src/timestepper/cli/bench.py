@@ -28,8 +28,7 @@ def bench(
     import json as json_format
 
     from timestepper.bench import compare
-    from timestepper.bench.render import show
-    from timestepper.bench.training import MODES
+    from timestepper.bench.steps import MODES, Settings
     from timestepper.engine.runtime import PRECISIONS, choose_device
     from timestepper.errors import UnknownNameError
     from timestepper.files import prepare_file, write_atomic
@@ -49,7 +48,7 @@ def bench(
     if json:
         prepare_file(json)  # before minutes of measuring
     small = model.startswith("cifar/")
-    settings = compare.Settings(
+    settings = Settings(
         model=model,
         batch=batch,
         device=chosen,
@@ -65,4 +64,4 @@ def bench(
     result = compare.compare(settings, say=lambda line: typer.echo(line, err=True), commit=commit)
     if json:
         write_atomic(json, (json_format.dumps(result, indent=1) + "\n").encode())
-    show(result)
+    compare.show(result)

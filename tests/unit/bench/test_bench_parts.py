@@ -3,6 +3,7 @@
 import copy
 import io
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,12 +11,9 @@ from rich.console import Console
 from torch import nn
 from torch.nn import functional as F
 
-import timestepper
-from timestepper.bench import compare, floor, peers, render, timing
-from timestepper.bench.floor import Ceilings, Floor, training_floor
-from timestepper.bench.training import Case, Inference, TrainingStep, forget, runtime
+from timestepper.bench import compare, floor, peers, timing
+from timestepper.bench.steps import Inference, Settings, TrainingStep, forget
 from timestepper.errors import UnknownNameError
-from timestepper.models import CifarResNet
 
 CPU = torch.device("cpu")
 
@@ -91,7 +89,7 @@ def test_a_variant_is_compared_with_plain_and_not_plain_with_it(monkeypatch):
     assert found.ratio.median == pytest.approx(2.5)
 
 
-SETTINGS = compare.Settings(
+SETTINGS = Settings(
     model="cifar/resnet8",
     batch=2,
     device=CPU,
@@ -99,11 +97,12 @@ SETTINGS = compare.Settings(
     channels_last=False,
     modes=("eager",),
     variants=("plain",),
-    pixels=32,
-    classes=10,
+    pixels=8,
+    classes=4,
     rounds=2,
     seconds=0.5,
 )
+EAGER = SETTINGS.runtime("eager")
 
 
 def tiny() -> nn.Module:
@@ -113,16 +112,16 @@ def tiny() -> nn.Module:
 
 
 def test_inference_runs_without_gradients_and_as_after_training():
-    run = Inference(tiny(), Case(2, (3, 8, 8), 4, runtime("eager", CPU, "float32", False)))
+    run = Inference(tiny(), SETTINGS, EAGER)
     assert not run().requires_grad
-    assert torch.equal(run(), tiny().eval()(run._images))
+    assert torch.equal(run(), tiny().eval()(run.images))
 
 
 def test_a_training_step_trains_on_its_batch():
     model = tiny()
     model[3] = nn.Identity()  # no dropout: both loops are to do the same
     reference = copy.deepcopy(model)
-    step = TrainingStep(model, Case(8, (3, 8, 8), 4, runtime("eager", CPU, "float32", False)))
+    step = TrainingStep(model, replace(SETTINGS, batch=8), EAGER)
     optimiser = torch.optim.SGD(reference.parameters(), lr=1e-3, momentum=0.9, nesterov=True, weight_decay=1e-4)
     for _ in range(4):  # building a step runs it four times
         optimiser.zero_grad()
@@ -135,7 +134,7 @@ def test_a_training_step_trains_on_its_batch():
 
 def test_the_images_have_the_layout_that_is_measured():
     for channels_last in (False, True):
-        images, labels = Case(2, (3, 8, 8), 4, runtime("eager", CPU, "float32", channels_last)).inputs()
+        images, labels = replace(SETTINGS, channels_last=channels_last).inputs()
         assert images.is_contiguous(memory_format=torch.channels_last) == channels_last
         assert images.shape == (2, 3, 8, 8)
         assert labels.max() < 4
@@ -175,37 +174,28 @@ def test_unknown_variant_is_named():
 
 def test_floor_of_two_layers_counted_by_hand():
     network = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.Flatten(), nn.Linear(4 * 16, 5, bias=False))
-    found = training_floor(network, 2, (3, 4, 4), feature_bytes=2)
+    found = floor.training_floor(network, 2, (3, 4, 4), feature_bytes=2)
     image, feature, logits = 2 * 3 * 16, 2 * 4 * 16, 2 * 5
     conv = image + feature + feature + image  # the images need no gradient
     linear = feature + logits + logits + feature + feature
     parameters = 4 * 3 * 9 + 5 * 64
-    assert found.features == 2 * (conv + linear)
-    assert found.weights == 2 * 2 * parameters + 4 * 5 * parameters
+    assert found["features"] == 2 * (conv + linear)
+    assert found["weights"] == 2 * 2 * parameters + 4 * 5 * parameters
     forward = 2 * (2 * 16 * 4 * 27) + 2 * (2 * 64 * 5)
-    assert found.operations == 3 * forward - 2 * (2 * 16 * 4 * 27)
-
-
-def test_floor_of_attached_adds_only_the_optimiser():
-    plain = CifarResNet(8)
-    attached = timestepper.attach(CifarResNet(8))
-    floors = [training_floor(network, 2, (3, 32, 32), 4) for network in (plain, attached)]
-    extra = sum(parameter.numel() for parameter in attached.controllers.parameters())
-    assert floors[1].weights - floors[0].weights == 5 * 4 * extra
-    assert (floors[0].features, floors[0].operations) == (floors[1].features, floors[1].operations)
+    assert found["operations"] == 3 * forward - 2 * (2 * 16 * 4 * 27)
 
 
 def test_floor_is_the_larger_of_both_times():
-    floor = Floor(features=600, weights=400, operations=50)
-    assert floor.milliseconds(Ceilings(bytes_per_s=1000, operations_per_s=1e9)) == pytest.approx(1000)
-    assert floor.milliseconds(Ceilings(bytes_per_s=1e9, operations_per_s=25)) == pytest.approx(2000)
+    step = {"features": 600, "weights": 400, "operations": 50}
+    assert floor.milliseconds(step, {"bytes_per_s": 1000, "operations_per_s": 1e9}) == pytest.approx(1000)
+    assert floor.milliseconds(step, {"bytes_per_s": 1e9, "operations_per_s": 25}) == pytest.approx(2000)
 
 
 def test_ceilings_count_bytes_read_and_written_and_both_operations(monkeypatch):
     ticks = itertools.count(step=0.5)
     monkeypatch.setattr("time.perf_counter", lambda: next(ticks))
-    found = floor.measure_ceilings(CPU, torch.float32)
-    assert found == Ceilings(bytes_per_s=2 * 4 * 2**24 / 0.5, operations_per_s=2 * 1024**3 / 0.5)
+    found = floor.ceilings(CPU, torch.float32)
+    assert found == {"bytes_per_s": 2 * 4 * 2**24 / 0.5, "operations_per_s": 2 * 1024**3 / 0.5}
 
 
 def test_the_table_shows_each_figure_in_its_column():
@@ -237,7 +227,7 @@ def test_the_table_shows_each_figure_in_its_column():
         "modes": {"graph": {"lstm": row, "rezero": {"error": "OSError at f: [no] room"}}},
     }
     console = Console(width=150, record=True, file=io.StringIO())
-    render.show(result, console)
+    compare.show(result, console)
     text = console.export_text()
     assert "cifar/resnet8, batch 2, bf16, graph, on a card" in text
     (line,) = (line for line in text.splitlines() if "lstm" in line)
@@ -262,7 +252,6 @@ def test_a_first_step_compiles_anew(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     forget()
     torch._dynamo.utils.counters.clear()
-    case = Case(2, (3, 8, 8), 4, runtime("compiled", CPU, "float32", False))
-    TrainingStep(nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), case)
+    TrainingStep(nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), SETTINGS, SETTINGS.runtime("compiled"))
     assert torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"] > 0
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]  # neither read nor written

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from timestepper.bench import peers
 from timestepper.bench.timing import seconds
 from timestepper.engine import optimiser as optimisers
 from timestepper.engine.runtime import Runtime
@@ -16,27 +17,32 @@ MODES = ("eager", "graph", "compiled", "compiled+graph")
 
 
 @dataclass(frozen=True)
-class Case:
-    """What is run: input shape, classes and how."""
+class Settings:
+    """What is measured, and for how long."""
 
+    model: str
     batch: int
-    shape: tuple[int, ...]
+    device: torch.device
+    precision: str
+    channels_last: bool
+    modes: tuple[str, ...]
+    variants: tuple[str, ...]
+    pixels: int
     classes: int
-    runtime: Runtime
+    rounds: int
+    seconds: float
+
+    def build(self, variant: str) -> nn.Module:
+        return peers.build(variant, self.model, self.classes)
+
+    def runtime(self, mode: str) -> Runtime:
+        return Runtime(self.device, self.precision, "compiled" in mode, "graph" in mode, self.channels_last)
 
     def inputs(self) -> tuple[Tensor, Tensor]:
-        device = self.runtime.device
-        images = torch.randn(self.batch, *self.shape, device=device)
-        if self.runtime.channels_last:
+        images = torch.randn(self.batch, 3, self.pixels, self.pixels, device=self.device)
+        if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        return images, torch.randint(self.classes, (self.batch,), device=device)
-
-
-def runtime(mode: str, device: torch.device, precision: str, channels_last: bool) -> Runtime:
-    """The engine's runtime for a mode; one line is printed for what is not possible."""
-    return Runtime(
-        device, precision, compile="compiled" in mode, cuda_graph="graph" in mode, channels_last=channels_last
-    )
+        return images, torch.randint(self.classes, (self.batch,), device=self.device)
 
 
 class TrainingStep:
@@ -45,22 +51,20 @@ class TrainingStep:
     Nothing that an earlier compilation left on disk is used, so that the time of the first step can be compared.
     """
 
-    def __init__(self, model: nn.Module, case: Case):
-        self.case = case
-        device = case.runtime.device
-        before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
-        self.model = case.runtime.place(model.train())
-        self.optimiser = optimisers.build(
-            {"all": optimisers.ParameterGroup(self.model.parameters())}, lr=1e-3, momentum=0.9, weight_decay=1e-4
-        )
-        self.images, self.labels = case.inputs()
-        self._step = case.runtime.graphed(self._update)
-        with _fresh_cache() if case.runtime.compile else contextlib.nullcontext():
-            self.first_seconds = seconds(self, device)
+    def __init__(self, model: nn.Module, settings: Settings, runtime: Runtime):
+        cuda = runtime.device.type == "cuda"
+        before = torch.cuda.memory_allocated() if cuda else 0
+        self.runtime, self.model = runtime, runtime.place(model.train())
+        parameters = optimisers.ParameterGroup(self.model.parameters())
+        self.optimiser = optimisers.build({"all": parameters}, lr=1e-3, momentum=0.9, weight_decay=1e-4)
+        self.images, self.labels = settings.inputs()
+        self._step = runtime.graphed(self._update)
+        with _fresh_cache() if runtime.compile else contextlib.nullcontext():
+            self.first_seconds = seconds(self, runtime.device)
         self.peak_bytes = 0  # above what was there before the model was; 0 where not known
-        if device.type == "cuda":
+        if cuda:
             torch.cuda.reset_peak_memory_stats()
-            seconds(self, device)
+            seconds(self, runtime.device)
             self.peak_bytes = torch.cuda.max_memory_allocated() - before
         for _ in range(3):  # a CUDA graph is recorded after a few ordinary steps
             self()
@@ -70,7 +74,7 @@ class TrainingStep:
 
     def _update(self, images: Tensor, labels: Tensor) -> Tensor:
         self.optimiser.zero_grad(set_to_none=True)
-        with self.case.runtime.autocast():
+        with self.runtime.autocast():
             logits = self.model(images)
         loss = F.cross_entropy(logits.float(), labels)
         loss.backward()
@@ -81,20 +85,19 @@ class TrainingStep:
 class Inference:
     """Calls run one forward pass without gradients on one fixed batch."""
 
-    def __init__(self, model: nn.Module, case: Case):
-        self._case = case
-        self.model = case.runtime.place(model.eval())
-        self._images, _ = case.inputs()
-        self._forward = case.runtime.graphed(self._run)
+    def __init__(self, model: nn.Module, settings: Settings, runtime: Runtime):
+        self.runtime, self.model = runtime, runtime.place(model.eval())
+        self.images, _ = settings.inputs()
+        self._forward = runtime.graphed(self._run)
         for _ in range(5):  # compiles, and records a CUDA graph after a few ordinary calls
             self()
 
     def __call__(self) -> Tensor:
-        return self._forward(self._images)
+        return self._forward(self.images)
 
     @torch.no_grad()
     def _run(self, images: Tensor) -> Tensor:
-        with self._case.runtime.autocast():
+        with self.runtime.autocast():
             return self.model(images)
 
 
