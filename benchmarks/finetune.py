@@ -142,7 +142,7 @@ def tune(task: Tuning, options: argparse.Namespace) -> dict:
     before = evaluation.run(test_batches)["error"]
     trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
     rate = torch.tensor(task.lr, device=device)
-    described = [{"params": trained, "lr": rate, "lr_scale": 1.0}]
+    described = [{"params": trained, "lr": rate}]
     optimiser = torch.optim.Adam(described, lr=rate, fused=True, capturable=gpu)
     batches = loader(train, batch_size=options.batch, training=True, augment="crop_flip")
     schedule = Schedule(lr=task.lr, epochs=options.epochs, steps_per_epoch=batches.steps, law="cosine")

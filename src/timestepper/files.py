@@ -27,22 +27,23 @@ def write_atomic(path: Path, data: bytes) -> None:
     check_file(path)
     temporary = path.with_name(path.name + ".tmp")
     try:
-        fits = shutil.disk_usage(path.parent).free >= len(data)
-        if fits:
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()  # of a killed process, or a link that somebody has planted
-            with open(temporary, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-            sync_folder(path.parent)
+        if shutil.disk_usage(path.parent).free < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        temporary.unlink(missing_ok=True)  # of a killed process, or a link that somebody has planted
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the new name lasts through a power cut too
+        finally:
+            os.close(folder)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise explain(error, path, len(data)) from error
-    if not fits:
-        raise disk_full(path, len(data))
 
 
 def check_file(path: Path) -> None:
@@ -80,15 +81,6 @@ def make_folder(folder: Path) -> None:
         raise explain(error, folder) from error
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename in a folder last through a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files of a process that was killed while it wrote."""
     for temporary in folder.glob("*.tmp"):
@@ -97,10 +89,17 @@ def remove_leftovers(folder: Path) -> None:
 
 def explain(error: OSError, path: Path, need: int = 0) -> TimestepperError:
     """The error to raise for a write that failed."""
-    if error.errno in _FULL:
-        return disk_full(path, need)
-    hint = _HINTS.get(error.errno or 0, "check that the folder is writable")
-    return RunDirectoryError(f"cannot write {path}: {error.strerror or error}; {hint}")
+    if error.errno not in _FULL:
+        hint = _HINTS.get(error.errno or 0, "check that the folder is writable")
+        return RunDirectoryError(f"cannot write {path}: {error.strerror or error}; {hint}")
+    try:
+        free = f"{shutil.disk_usage(path.parent).free / 1e6:.1f} MB are free"
+    except OSError:
+        free = "free space is unknown"
+    return DiskFullError(
+        f"No space left for {path}: need {need / 1e6:.3g} MB, {free} (or a file size limit applies); "
+        "make room and run the same command again"
+    )
 
 
 def digest(content: Any) -> str:
@@ -112,15 +111,3 @@ def with_checksum(content: dict[str, Any]) -> dict[str, Any]:
     """The content with its checksum, which stands last, so that an edit by hand is noticed."""
     content = {key: value for key, value in content.items() if key != "sha256"}
     return {**content, "sha256": digest(content)}
-
-
-def disk_full(path: Path, need: int) -> DiskFullError:
-    """No space (or a file size limit): says where and how much is needed."""
-    try:
-        free = f"{shutil.disk_usage(path.parent).free / 1e6:.1f} MB are free"
-    except OSError:
-        free = "free space is unknown"
-    return DiskFullError(
-        f"No space left for {path}: need {need / 1e6:.3g} MB, {free} (or a file size limit applies); "
-        "make room and run the same command again"
-    )

@@ -34,11 +34,15 @@ def console(**options: Any) -> Any:
     """A console of rich's that is safe in both ways."""
     from rich.console import Console
 
+    class Safe(Console):
+        """Its own codes for colours and cursors are no text and pass."""
+
+        def render(self, *args: Any, **kwargs: Any) -> Any:
+            for segment in super().render(*args, **kwargs):
+                yield segment if segment.control else segment._replace(text=printable(segment.text))
+
     stream: Any = sys.stderr if options.pop("stderr", False) else sys.stdout
-    hook: Any = _Spelled()
-    made = Console(file=stream if isinstance(stream, Stream) else Stream(stream), **options)  # type: ignore[arg-type]
-    made.push_render_hook(hook)
-    return made
+    return Safe(file=stream if isinstance(stream, Stream) else Stream(stream), **options)  # type: ignore[arg-type]
 
 
 class Stream:
@@ -92,19 +96,3 @@ def guarded() -> Iterator[Stream]:
         for stream in streams:
             stream.flush()
         sys.stdout, sys.stderr = before
-
-
-class _Spelled:
-    """rich's hook for all that it prints. Its own codes for colours and cursors are no text and pass."""
-
-    def process_renderables(self, renderables: list[Any]) -> list[Any]:
-        return [_SpelledOne(renderable) for renderable in renderables]
-
-
-class _SpelledOne:
-    def __init__(self, renderable: Any):
-        self.renderable = renderable
-
-    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        for segment in console.render(self.renderable, options):
-            yield segment if segment.control else segment._replace(text=printable(segment.text))

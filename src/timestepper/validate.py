@@ -26,7 +26,6 @@ T = TypeVar("T")
 LARGEST_FILE = 2**28  # bytes; the record of the longest run that a recipe allows is smaller
 LARGEST = 2**63 - 1  # of whole numbers
 DEEPEST = 50  # tables and lists in each other
-_NO_LIMITS: dict[str, Any] = {"choices": (), "least": None, "above": None, "most": None}
 _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table", list: "a list"}
 
 
@@ -50,20 +49,13 @@ def _within(key: str, outer: str) -> bool:
     return key == outer or key.startswith((f"{outer}.", f"{outer}["))
 
 
-def limited(
-    default: Any = MISSING,
-    *,
-    choices: tuple[str, ...] = (),
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    **more: Any,
-) -> Any:
+def limited(default: Any = MISSING, **limits: Any) -> Any:
     """A field of a dataclass whose value, or whose every value where it holds several, keeps to limits.
 
-    ``wrong``, among ``more``, is a function that says what is wrong with a value; nothing where nothing is.
+    These are ``choices``, ``least``, ``above``, ``most``, and ``wrong``, a function that says what is wrong with a
+    value; nothing where nothing is.
     """
-    return field(default=default, metadata={"choices": choices, "least": least, "above": above, "most": most, **more})
+    return field(default=default, metadata=limits)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -124,7 +116,7 @@ def build(kind: type[T], table: Any, source: Source, key: str = "", *, extra: bo
 
 
 def convert(
-    value: Any, wanted: Any, source: Source, key: str, limits: Mapping[str, Any] = _NO_LIMITS, *, extra: bool = False
+    value: Any, wanted: Any, source: Source, key: str, limits: Mapping[str, Any] = {}, *, extra: bool = False
 ) -> Any:
     """``value`` as the wanted type: a scalar, a dataclass, any class, lists, tuples and tables of these, ``X | Y``."""
     if isinstance(wanted, types.UnionType):

@@ -16,7 +16,7 @@ from watching import Watch
 from timestepper.engine import distributed
 from timestepper.engine.journal import FolderJournal, Journal
 from timestepper.engine.loop import Training, TrainingPlan
-from timestepper.engine.optimiser import ParameterGroup, build
+from timestepper.engine.optimiser import build
 from timestepper.engine.progress import Display
 from timestepper.engine.rundir import RunDirectory
 from timestepper.engine.runtime import Runtime
@@ -68,7 +68,7 @@ def train_one_rank(spoilt_rank: int, spoil: float, run: Path) -> None:
     model = Root()
     training = Training(
         model,
-        build({"all": ParameterGroup(model.parameters())}, lr=0.1),
+        build([{"params": model.parameters()}], lr=0.1),
         Schedule(lr=0.1, epochs=1, steps_per_epoch=10, law="constant"),
         Batches(spoil if group.rank == spoilt_rank else None),
         None,

@@ -55,8 +55,8 @@ class TrainingStep:
         cuda = runtime.device.type == "cuda"
         before = torch.cuda.memory_allocated() if cuda else 0
         self.runtime, self.model = runtime, runtime.place(model.train())
-        parameters = optimisers.ParameterGroup(self.model.parameters())
-        self.optimiser = optimisers.build({"all": parameters}, lr=1e-3, momentum=0.9, weight_decay=1e-4)
+        parameters = [{"params": self.model.parameters()}]
+        self.optimiser = optimisers.build(parameters, lr=1e-3, momentum=0.9, weight_decay=1e-4)
         self.images, self.labels = settings.inputs()
         self._step = runtime.graphed(self._update)
         with _fresh_cache() if runtime.compile else contextlib.nullcontext():

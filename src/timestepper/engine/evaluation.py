@@ -15,16 +15,8 @@ from timestepper.engine.step import IGNORED
 class Batches(Protocol):
     """What the engine asks of a loader."""
 
-    @property
-    def steps(self) -> int:
-        """Batches per epoch, the same on every rank."""
-
-    @property
-    def samples(self) -> int:
-        """Samples in the set."""
-
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """This rank's batches of images and labels; a function of the arguments alone."""
+        """This rank's batches of images and labels, as many on every rank; a function of the arguments alone."""
 
 
 class Evaluation:

@@ -101,7 +101,7 @@ class Training:
             "epoch": self.whole_epoch.values,
             "best": self.best,
             "world": self.group.world,
-            **({"observed": list(self.observer.memory)} if self.observer.memory else {}),
+            **({"observed": memory} if (memory := self.observer.memory()) else {}),
         }
 
     def load(self, state: dict[str, Any] | None) -> None:
@@ -117,7 +117,7 @@ class Training:
             position += torch.tensor([state["step"], state["epochs_done"]], device=position.device)
             self.interval, self.whole_epoch = Sums(state["interval"]), Sums(state["epoch"])
             self.best = dict(state["best"])
-            self.observer.memory[:] = state.get("observed", [])
+            self.observer.remember(state.get("observed", []))
         self.group.broadcast([*self.model.state_dict().values(), *momentum, position])
         self.step, self.epochs_done = position.tolist()
 

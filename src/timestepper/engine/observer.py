@@ -17,8 +17,12 @@ class Observation:
 class Observer:
     """Looks at the model at the end of every epoch; this one sees nothing."""
 
-    def __init__(self) -> None:
-        self.memory: list[Tensor] = []  # what a look needs of the one before; a checkpoint keeps it
-
     def look(self) -> Observation:
         return Observation()
+
+    def memory(self) -> list[Tensor]:
+        """What the next look needs of those before it; a checkpoint keeps it."""
+        return []
+
+    def remember(self, memory: list[Tensor]) -> None:
+        """Go on from the memory of a checkpoint."""

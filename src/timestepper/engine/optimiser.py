@@ -1,26 +1,14 @@
 """Stochastic gradient descent with Nesterov momentum, or AdamW, in groups, ready for a CUDA graph."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-KINDS = ("sgd", "adamw")
-
-
-@dataclass(frozen=True)
-class ParameterGroup:
-    """Parameters that share a weight decay and a multiple of the learning rate."""
-
-    parameters: Iterable[nn.Parameter]
-    weight_decay: float | None = None  # None: the optimiser's own
-    lr_scale: float = 1.0
-
 
 def build(
-    groups: Mapping[str, ParameterGroup],
+    groups: Iterable[dict[str, Any]],
     *,
     kind: str = "sgd",
     lr: float,
@@ -29,31 +17,24 @@ def build(
     beta2: float = 0.999,
     weight_decay: float = 0.0,
 ) -> torch.optim.Optimizer:
-    """The optimiser of the groups that are not empty: ``sgd`` or ``adamw``, whose first beta is the momentum.
+    """``sgd`` or ``adamw``, whose first beta is the momentum, of torch's groups that hold anything to train.
 
     The learning rate is a tensor on the parameters' device and all that is remembered starts as zeros (which gives the
     same first update), so that every step runs the same kernels on the same memory and the state never changes its
     shape. Fused kernels leave everything untouched where ``found_inf`` is 1, without asking the host.
     """
     described: list[dict[str, Any]] = []
-    for name, group in groups.items():
-        parameters = [parameter for parameter in group.parameters if parameter.requires_grad]
+    for group in groups:
+        parameters = [parameter for parameter in group["params"] if parameter.requires_grad]
         if parameters:
-            described.append(
-                {
-                    "name": name,
-                    "params": parameters,
-                    "lr": torch.tensor(lr * group.lr_scale, device=parameters[0].device),
-                    "lr_scale": group.lr_scale,
-                    "weight_decay": weight_decay if group.weight_decay is None else group.weight_decay,
-                }
-            )
+            described.append(group | {"params": parameters, "lr": torch.tensor(lr, device=parameters[0].device)})
+    options: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "fused": True}
     optimiser: torch.optim.Optimizer
     if kind == "adamw":
         on_gpu = described[0]["lr"].is_cuda  # torch asks for ``capturable`` there, and refuses it elsewhere
-        optimiser = torch.optim.AdamW(described, lr=lr, betas=(momentum, beta2), fused=True, capturable=on_gpu)
+        optimiser = torch.optim.AdamW(described, betas=(momentum, beta2), capturable=on_gpu, **options)
     else:
-        optimiser = torch.optim.SGD(described, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0, fused=True)
+        optimiser = torch.optim.SGD(described, momentum=momentum, nesterov=nesterov and momentum > 0, **options)
     for parameter in parameters_of(optimiser):
         if kind == "adamw":
             optimiser.state[parameter] |= {
@@ -69,7 +50,7 @@ def build(
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
     """Give the next update its learning rate."""
     for group in optimiser.param_groups:
-        group["lr"].fill_(rate * group["lr_scale"])
+        group["lr"].fill_(rate)
 
 
 def parameters_of(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -73,7 +73,8 @@ class RunDirectory:
                 "choose an empty or new folder"
             )
         status = read_status(self.path) or {}
-        if status.get("state") == "running" and status.get("pid") != os.getpid() and _is_it(status):
+        theirs = status.get("state") == "running" and status.get("pid") != os.getpid() and status.get("process")
+        if theirs and is_here(status) and _alive(status):
             raise in_use(self.path, f"process {status['pid']}, although somebody has removed its {LOCK}")
         try:
             self._lock.truncate(0)
@@ -88,19 +89,16 @@ class RunDirectory:
 
     def status(self, state: str, **fields: Any) -> None:
         """Say where the run stands: running, interrupted, failed or finished."""
-        content = {"state": state, "pid": os.getpid(), "host": socket.gethostname(), "time": _now(), **fields}
-        content["process"] = _birth(os.getpid())
+        content = {"state": state, "pid": os.getpid(), "host": socket.gethostname()}
+        content |= {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **fields, "process": _birth(os.getpid())}
         write_atomic(self.path / STATUS, (json.dumps(content, indent=2) + "\n").encode())
 
     def close(self) -> None:
         """Give the lock back; a start that wrote nothing leaves nothing behind."""
         if not self._lock.closed:
-            if not self._holds_a_run():
+            if not any((self.path / name).exists() for name in _OWN - {LOCK}):
                 _remove(self._made)  # while the lock is held, so that it is nobody else's
             self._lock.close()
-
-    def _holds_a_run(self) -> bool:
-        return any((self.path / name).exists() for name in _OWN - {LOCK})
 
 
 def check_run(path: Path) -> None:
@@ -151,11 +149,6 @@ def _alive(status: dict[str, Any]) -> bool:
     return "process" not in status or status["process"] == _birth(pid)
 
 
-def _is_it(status: dict[str, Any]) -> bool:
-    """Whether the very process of a status lives, on this machine."""
-    return is_here(status) and bool(status.get("process")) and _alive(status)
-
-
 def _birth(pid: int) -> str:
     """What no two processes of one number share, not even over a reboot; empty for a dead one, or without /proc."""
     try:
@@ -164,7 +157,3 @@ def _birth(pid: int) -> str:
     except OSError:
         return ""
     return "" if state in "ZX" else f"{boot} {others[18]}"  # a zombie is dead; nobody has taken note of it yet
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

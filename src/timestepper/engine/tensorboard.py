@@ -33,26 +33,20 @@ class TensorBoard:
 
     def write(self, line: dict[str, Any]) -> None:
         """Show a line of metrics.jsonl."""
+        if line["kind"] == "step":
+            scalars = {f"train/{name}": line[name] for name in ("loss", "error", "lr")}
+        else:
+            parts = ((part, name, value) for part in ("train", "test") for name, value in line.get(part, {}).items())
+            scalars = {f"epoch/{part}_{name}": value for part, name, value in parts} | line.get("scalars", {})
         try:
-            self._write(line)
+            for name, value in scalars.items():
+                self._writer.add_scalar(name, value, line["step"])
+            for name, profile in line.get("profiles", {}).items():
+                self._profiles.setdefault(name, []).append(profile)
+                if line["epoch"] == self._epochs or line["epoch"] % max(1, self._epochs // 20) == 0:
+                    self._writer.add_image(name, heat_map(self._profiles[name]), line["step"], dataformats="HWC")
         except OSError as error:
             raise explain(error, self._folder, 100_000) from error
-
-    def _write(self, line: dict[str, Any]) -> None:
-        step = line["step"]
-        if line["kind"] == "step":
-            for name in ("loss", "error", "lr"):
-                self._writer.add_scalar(f"train/{name}", line[name], step)
-            return
-        for part in ("train", "test"):
-            for name, value in line.get(part, {}).items():
-                self._writer.add_scalar(f"epoch/{part}_{name}", value, step)
-        for name, value in line.get("scalars", {}).items():
-            self._writer.add_scalar(name, value, step)
-        for name, profile in line.get("profiles", {}).items():
-            self._profiles.setdefault(name, []).append(profile)
-            if line["epoch"] == self._epochs or line["epoch"] % max(1, self._epochs // 20) == 0:
-                self._writer.add_image(name, heat_map(self._profiles[name]), step, dataformats="HWC")
 
     def close(self) -> None:
         self._writer.close()

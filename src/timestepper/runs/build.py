@@ -158,14 +158,15 @@ def identity(recipe: Recipe, images: Any) -> dict[str, Any]:
 def optimiser(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
     """Groups of what is decayed alike: the network, with AdamW its biases and norms, and the controllers."""
     wanted, decay = recipe.optimiser, recipe.controller.weight_decay
-    if decay is None and recipe.controller.kind != "none" and not parse(controller_name(recipe)).controller.decays:
-        decay = 0.0
+    if decay is None:
+        never = recipe.controller.kind != "none" and not parse(controller_name(recipe)).controller.decays
+        decay = 0.0 if never else wanted.weight_decay
     members: dict[str, list[nn.Parameter]] = {"network": [], "vectors": [], "controllers": []}
     for name, parameter in model.named_parameters():
         vector = wanted.kind == "adamw" and parameter.dim() < 2
         members["controllers" if name.startswith("controllers.") else "vectors" if vector else "network"] += [parameter]
-    decays = {"network": None, "vectors": 0.0, "controllers": decay}
-    groups = {name: optimisers.ParameterGroup(members[name], decays[name]) for name in members}
+    decays = {"network": wanted.weight_decay, "vectors": 0.0, "controllers": decay}
+    groups = [{"name": name, "params": members[name], "weight_decay": decays[name]} for name in members]
     return optimisers.build(
         groups, **{name: value for name, value in asdict(wanted).items() if name != "label_smoothing"}
     )

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from timestepper.api import evolution_time, is_attached, step_sizes
 from timestepper.engine.observer import Observation, Observer
@@ -17,9 +17,8 @@ class NetworkObserver(Observer):
     """
 
     def __init__(self, model: nn.Module, input_shape: tuple[int, int, int], monitor: bool = False):
-        super().__init__()
         self._model = model
-        self._monitor = Monitor(input_shape, memory=self.memory) if monitor else None
+        self._monitor = Monitor(input_shape) if monitor else None
         if self._monitor is not None:
             try:
                 self._monitor.prepare(model)
@@ -30,6 +29,13 @@ class NetworkObserver(Observer):
     def look(self) -> Observation:
         seen, bound = self.steps(), self._monitor.observe(self._model) if self._monitor else {}
         return replace(seen, scalars=seen.scalars | bound)
+
+    def memory(self) -> list[Tensor]:
+        return list(self._monitor.memory) if self._monitor else []
+
+    def remember(self, memory: list[Tensor]) -> None:
+        if self._monitor:
+            self._monitor.memory = list(memory)
 
     def steps(self) -> Observation:
         """The step sizes alone."""

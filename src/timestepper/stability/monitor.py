@@ -34,18 +34,11 @@ class Monitor:
     ``memory`` is all that it keeps between looks: where it is restored, the next look is the one that would have been.
     """
 
-    def __init__(
-        self,
-        input_shape: tuple[int, int, int],
-        *,
-        rounds: int = 5,
-        first: int = 50,
-        memory: list[Tensor] | None = None,
-    ):
+    def __init__(self, input_shape: tuple[int, int, int], *, rounds: int = 5, first: int = 50):
         self.input_shape = input_shape
         self.rounds = rounds
         self.first = first
-        self.memory = [] if memory is None else memory
+        self.memory: list[Tensor] = []
         self._blocks: list[_Block] = []
 
     def prepare(self, net: nn.Module) -> None:

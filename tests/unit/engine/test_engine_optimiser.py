@@ -27,7 +27,7 @@ def give_gradients(tensors, step):
 )
 def test_equals_torch_step_by_step(kind, theirs_is):
     ours, theirs = parameters(), parameters()
-    built = optimiser.build({"all": optimiser.ParameterGroup(ours)}, kind=kind, lr=0.1, beta2=0.95, weight_decay=1e-2)
+    built = optimiser.build([{"params": ours}], kind=kind, lr=0.1, beta2=0.95, weight_decay=1e-2)
     reference = theirs_is(theirs, lr=0.1, weight_decay=1e-2)
     for step, rate in enumerate([0.1, 0.1, 0.01, 0.001]):
         give_gradients(ours, step)
@@ -40,18 +40,13 @@ def test_equals_torch_step_by_step(kind, theirs_is):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
-def test_groups_have_their_own_decay_and_rate():
+def test_groups_have_their_own_decay():
     first, second = parameters()
-    groups = {
-        "a": optimiser.ParameterGroup([first]),
-        "b": optimiser.ParameterGroup([second], weight_decay=0.5, lr_scale=0.1),
-    }
-    built = optimiser.build(groups, lr=1.0, momentum=0.0, weight_decay=0.0)
-    assert [float(group["lr"]) for group in built.param_groups] == pytest.approx([1.0, 0.1])
+    groups = [{"params": [first]}, {"params": [second], "weight_decay": 0.5}]
+    built = optimiser.build(groups, lr=0.1, momentum=0.0, weight_decay=0.0)
     before = second.detach().clone()
     first.grad, second.grad = torch.zeros_like(first), torch.zeros_like(second)
     kept = first.detach().clone()
-    optimiser.set_rate(built, 1.0)
     built.step()
     torch.testing.assert_close(second.detach(), before * (1 - 0.1 * 0.5))
     assert torch.equal(first.detach(), kept)
@@ -60,9 +55,7 @@ def test_groups_have_their_own_decay_and_rate():
 def test_empty_groups_are_left_out_and_frozen_parameters_too():
     first, second = parameters()
     second.requires_grad_(False)
-    built = optimiser.build(
-        {"a": optimiser.ParameterGroup([first, second]), "none": optimiser.ParameterGroup([])}, lr=0.1
-    )
+    built = optimiser.build([{"name": "a", "params": [first, second]}, {"name": "none", "params": []}], lr=0.1)
     assert [group["name"] for group in built.param_groups] == ["a"]
     assert optimiser.parameters_of(built) == [first]
 
@@ -70,7 +63,7 @@ def test_empty_groups_are_left_out_and_frozen_parameters_too():
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_found_inf_keeps_weights_and_all_that_is_remembered(kind):
     tensors = parameters()
-    built = optimiser.build({"all": optimiser.ParameterGroup(tensors)}, kind=kind, lr=0.1)
+    built = optimiser.build([{"params": tensors}], kind=kind, lr=0.1)
     built.found_inf, built.grad_scale = torch.ones(()), None
     give_gradients(tensors, 0)
     before = [t.detach().clone() for t in tensors]
@@ -80,13 +73,13 @@ def test_found_inf_keeps_weights_and_all_that_is_remembered(kind):
 
 
 def test_no_momentum_means_no_state():
-    built = optimiser.build({"all": optimiser.ParameterGroup(parameters())}, lr=0.1, momentum=0.0)
+    built = optimiser.build([{"params": parameters()}], lr=0.1, momentum=0.0)
     assert optimiser.momentum_of(built) == []
 
 
 @pytest.mark.parametrize("rate", [0.5, 1e-5])
 def test_rate_is_a_tensor_that_is_filled_in_place(rate):
-    built = optimiser.build({"all": optimiser.ParameterGroup(parameters())}, lr=0.1)
+    built = optimiser.build([{"params": parameters()}], lr=0.1)
     tensor = built.param_groups[0]["lr"]
     optimiser.set_rate(built, rate)
     assert built.param_groups[0]["lr"] is tensor

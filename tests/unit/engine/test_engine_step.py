@@ -22,7 +22,7 @@ def model():
 
 @pytest.fixture
 def update(model):
-    built = optimiser.build({"all": optimiser.ParameterGroup(model.parameters())}, lr=0.1)
+    built = optimiser.build([{"params": model.parameters()}], lr=0.1)
     return UpdateStep(model, model, built, Runtime(torch.device("cpu")), Group())
 
 

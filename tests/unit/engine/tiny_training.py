@@ -68,7 +68,7 @@ def training(folder=None, *, model=None, group=None, signals=None, device="cpu",
     share = {"rank": group.rank, "world": group.world, "device": device}
     run = Training(
         model,
-        optimiser.build({"all": optimiser.ParameterGroup(model.parameters())}, kind=kind, lr=lr, weight_decay=1e-4),
+        optimiser.build([{"params": model.parameters()}], kind=kind, lr=lr, weight_decay=1e-4),
         schedule,
         batches(**share),
         TinyBatches(training=False, **share),
