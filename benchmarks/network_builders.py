@@ -34,7 +34,10 @@ def from_torchvision(name: str):
     kinds = {kind: getattr(models, kind) for kind in ("segmentation", "detection", "video")}
     kind = next((kind for kind, module in kinds.items() if name in models.list_models(module=module)), "")
     if kind == "detection":
-        return detection(models.get_model(name, weights=None, weights_backbone=None, num_classes=3))
+        # With random weights everything that is proposed is an object, and the heads would run hundreds of times.
+        few = {"rpn_post_nms_top_n_train": 20, "rpn_post_nms_top_n_test": 20, "box_detections_per_img": 4}
+        options = few if "rcnn" in name else {}
+        return detection(models.get_model(name, weights=None, weights_backbone=None, num_classes=3, **options))
     options = {"weights_backbone": None, "num_classes": 3} if kind == "segmentation" else {}
     pixels = 64
     if name.startswith("vit_"):
@@ -43,7 +46,8 @@ def from_torchvision(name: str):
         pixels = 224
     frames = () if kind != "video" else (16,) if name.startswith("mvit") else (4,)
     net = models.get_model(name, weights=None, **options)
-    example = torch.randn(2, 3, *frames, pixels, pixels)
+    batch = 1 if name.startswith("mvit") else 2  # one video is a minute's work
+    example = torch.randn(batch, 3, *frames, pixels, pixels)
     return net, example, lambda net: squares(net(example))
 
 

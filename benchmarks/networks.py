@@ -1,17 +1,21 @@
 """Which networks can be attached to: every one of networks.json is discovered, trained for a step, folded, compared.
 
-    python benchmarks/networks.py [--only timm|torchvision|transformers] [--names NAME …] [--seconds 300]
+    python benchmarks/networks.py [--only timm|torchvision|transformers] [--names NAME …] [--again] [--jobs 8]
 
 Weights are random. Each network runs in a process of its own, with a limit of time; what is there already is kept, so
-that the work can be done in pieces. Writes benchmarks/results/networks.json and docs/networks.md.
+that the work can be done in pieces. Writes benchmarks/results/networks.json and docs/networks.md after every network.
 """
 
 import argparse
 import hashlib
 import json
+import platform
 import subprocess
 import sys
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from importlib.metadata import version
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -19,29 +23,59 @@ LIST = HERE / "networks.json"
 RESULTS = HERE / "results" / "networks.json"
 PAGE = HERE.parent / "docs" / "networks.md"
 ENOUGH = 0.9  # of a network's residual sums, accepted and proved: then it counts
-TOLD = {"timm": "timm", "torchvision": "torchvision", "transformers": "transformers"}
+LIBRARIES = ("timm", "torchvision", "transformers")
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--only", choices=TOLD)
+    options.add_argument("--only", choices=LIBRARIES)
     options.add_argument("--names", nargs="*")
-    options.add_argument("--seconds", type=float, default=300)
+    options.add_argument("--seconds", type=float, default=300, help="limit for each network")
     options.add_argument("--again", action="store_true", help="also those that have a result")
+    options.add_argument("--jobs", type=int, default=1, help="networks at once")
+    options.add_argument("--commit", help="of this source, where git cannot say it")
     options.add_argument("--one", nargs=2, metavar=("LIBRARY", "NAME"), help="measure one, in this process")
     chosen = options.parse_args()
     if chosen.one:
         print(json.dumps(measure(*chosen.one)))
         return
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for library, name in listed():
-        key = f"{library}/{name}"
-        wanted = (not chosen.only or chosen.only == library) and (not chosen.names or name in chosen.names)
-        if wanted and (chosen.again or key not in results):
-            results[key] = in_its_own_process(library, name, chosen.seconds)
+    wanted = [
+        (library, name)
+        for library, name in listed()
+        if (not chosen.only or chosen.only == library)
+        and (not chosen.names or name in chosen.names)
+        and (chosen.again or f"{library}/{name}" not in results)
+        and is_there(library, name)
+    ]
+    # The longest first, so that no job is left alone with them at the end.
+    wanted.sort(key=lambda which: -results.get("/".join(which), {}).get("seconds", 0))
+    where = {"commit": chosen.commit or commit(), "versions": versions()}
+    with ThreadPoolExecutor(chosen.jobs) as jobs:
+        running = {jobs.submit(in_its_own_process, *which, chosen.seconds): "/".join(which) for which in wanted}
+        for done in as_completed(running):
+            key = running[done]
+            results[key] = done.result() | where
             print(key, results[key], flush=True)
-            RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
-    PAGE.write_text(page(results))
+            write(RESULTS, json.dumps(dict(sorted(results.items())), indent=1) + "\n")
+            write(PAGE, page(results))
+    write(PAGE, page(results))
+
+
+def write(path: Path, text: str) -> None:
+    """Whole or not at all: the work may be stopped at any time."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
+def is_there(library: str, name: str) -> bool:
+    """The list has networks of timm 1.0.30 that 1.0.29 did not have."""
+    if library != "timm":
+        return True
+    import timm
+
+    return timm.is_model(name)
 
 
 def listed() -> list[tuple[str, str]]:
@@ -63,13 +97,18 @@ def in_its_own_process(library: str, name: str, seconds: float) -> dict:
         return {"failed": f"took more than {seconds:.0f} s"}
     if done.returncode:
         return {"failed": done.stderr.strip().rpartition("\n")[2][:300] or f"exit code {done.returncode}"}
-    return json.loads(done.stdout.strip().rpartition("\n")[2]) | {"commit": commit()}
+    return json.loads(done.stdout.strip().rpartition("\n")[2])
 
 
 def commit() -> str:
     """Of the source that is measured, which has to be committed."""
     told = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--exclude=*"]
     return subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def versions() -> str:
+    told = {"Python": platform.python_version()} | {name: version(name) for name in ("torch", *LIBRARIES)}
+    return ", ".join(f"{name} {number.partition('+')[0]}" for name, number in told.items())
 
 
 def measure(library: str, name: str) -> dict:
@@ -108,11 +147,14 @@ def measure(library: str, name: str) -> dict:
     optimiser.zero_grad()
     net.eval()
     example = example_of(net) if example is None else example
+    plain = timestepper.fold(net)
     with torch.no_grad():
         torch.manual_seed(0)
         attached = flat(call(net, example))
         torch.manual_seed(0)
-        folded = flat(call(timestepper.fold(net), example))
+        folded = flat(call(plain, example))
+    if library == "transformers" and net.can_generate():
+        result["writes the same"] = torch.equal(written(net, example), written(plain, example))
     scale = max(max((t.abs().max().item() for t in folded if t.numel()), default=0.0), 1e-30)
     difference = max(
         ((a - b).abs().max().item() for a, b in zip(attached, folded, strict=True) if a.numel()), default=0.0
@@ -132,6 +174,11 @@ def call(net, example):
     return net(*example) if isinstance(example, tuple) else net(example)
 
 
+def written(net, example):
+    """What a network of language writes behind its example."""
+    return net.generate(example["input_ids"], max_new_tokens=8, min_new_tokens=8, do_sample=False, pad_token_id=0)
+
+
 def flat(output) -> list:
     """All floating tensors of an output."""
     import torch
@@ -143,6 +190,7 @@ def flat(output) -> list:
 def counts(result: dict) -> bool:
     """Enough of its residual sums are proved, a training step works, and folding changes nothing."""
     good = not result.get("failed") and result["share"] >= ENOUGH and result["sites"] > 0
+    good = good and result.get("writes the same", True)
     return good and result["folded"] < 1e-4 and result["untouched"] and not result["without gradient"]
 
 
@@ -150,15 +198,15 @@ BEGIN = """# Networks that work
 
 More than 200 networks of three libraries, with random weights. For each of them the residual branches are discovered
 and proved on a float64 copy, an LSTM controller is attached, one training step is made, and the folded network is
-compared with the attached one. A network **works** if at least 90 % of its residual sums are accepted and proved, the
-training step works and folding changes nothing.
+compared with the attached one; networks of language also have to write the same text. A network **works** if at least
+90 % of its residual sums are accepted and proved, the training step works and folding changes nothing.
 """
 END = """## How this was measured
 
 `benchmarks/networks.py` runs [a list](../benchmarks/networks.json) that was written before anything was tuned, and
-writes this page; the numbers are in [benchmarks/results/networks.json](../benchmarks/results/networks.json). The
-results were measured one by one while discovery was being written, not all at one commit: those that have a `commit`
-in that file at that one, the others at a2a5451 or before.
+writes this page; the numbers are in [benchmarks/results/networks.json](../benchmarks/results/networks.json).
+
+{measured}
 
 Three things were changed after results had been seen. Four networks joined those without residual sums (the list says
 which). Sums of different channels of one feature are no longer counted as residuals: because of that res2next50 and
@@ -174,7 +222,7 @@ COLUMNS = """- *sites*: residual branches that got a step size; *share*: of all 
 
 def page(results: dict) -> str:
     tables, totals = [], ["| library | listed | tried | work |", "| --- | --- | --- | --- |"]
-    for library in TOLD:
+    for library in LIBRARIES:
         names = [name for lib, name in listed() if lib == library]
         rows = {name: results[f"{library}/{name}"] for name in names if f"{library}/{name}" in results}
         totals.append(f"| {library} | {len(names)} | {len(rows)} | **{sum(map(counts, rows.values()))}** |")
@@ -187,7 +235,14 @@ def page(results: dict) -> str:
         if missing := [name for name in names if name not in rows]:
             tables += ["", f"Not tried on this machine: {', '.join(missing)}."]
         tables.append("")
-    return "\n".join([BEGIN, *totals, "", COLUMNS, *tables, END])
+    return "\n".join([BEGIN, *totals, "", COLUMNS, *tables, END.format(measured=measured(results))])
+
+
+def measured(results: dict) -> str:
+    """At which commits, and with which versions."""
+    found = Counter((r.get("commit", "a2a5451 or before"), r.get("versions", "")) for r in results.values())
+    lines = [f"- {n} networks at commit {where}{', ' * bool(told)}{told}" for (where, told), n in found.most_common()]
+    return "\n".join(lines)
 
 
 def row(name: str, result: dict) -> str:

@@ -1,5 +1,6 @@
 """The smallest real networks of timm, torchvision and transformers: how many sites each has, all of them proved."""
 
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -13,6 +14,7 @@ import timestepper
 from timestepper.errors import NoSitesError
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+import networks
 from network_builders import tiny
 
 transformers = pytest.importorskip("transformers")
@@ -164,3 +166,12 @@ def test_a_family_with_another_gate_is_discovered():
     net = timm.create_model("ecaresnet26t", layers=(1, 1, 1, 1))
     with pytest.raises(NoSitesError, match="no squeeze-excite"), warnings.catch_warnings():
         timestepper.attach(net)
+
+
+def test_the_page_says_what_was_measured():
+    results = json.loads(networks.RESULTS.read_text())
+    assert networks.PAGE.read_text() == networks.page(results)
+    readme = " ".join((networks.HERE.parent / "README.md").read_text().split())
+    for library in ("timm", "torchvision"):
+        tried = [result for name, result in results.items() if name.startswith(f"{library}/")]
+        assert f"{sum(map(networks.counts, tried))} of {len(tried)}" in readme, library
