@@ -11,78 +11,53 @@ from timestepper import equations
 from timestepper.api import attach, detach, find_steps, step_sizes
 from timestepper.inspection import controller_multiply_adds, count_parameters, multiply_adds
 from timestepper.sites import create_model
-from timestepper.steps import Steps
 
 INPUT = (3, 224, 224)
 
 
-def measure(networks: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
-    """Counts of (model, controller) pairs by ``model controller``; the controller ``plain`` means none.
+def measure(model: str, controllers: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Counts of a network with each controller by ``model controller``; the controller ``plain`` means none.
 
     The networks are the paper's: bottlenecks stride in their first 1x1 convolution.
     """
-    found: dict[str, dict[str, Any]] = {}
-    bases: dict[str, tuple[nn.Module, int]] = {}
-    for model, controller in sorted(set(networks)):
-        if model not in bases:
-            built = create_model(model, original_stride=True)
-            bases[model] = built, multiply_adds(built, INPUT)
-        base, base_multiply_adds = bases[model]
-        found[f"{model} {controller}"] = _count(base, base_multiply_adds, controller)
-    return found
+    base = create_model(model, original_stride=True)
+    parameters, gflops = count_parameters(base), multiply_adds(base, INPUT) / 1e9
+    plain = {"gflops_train": gflops, "gflops_inference": gflops}
+    plain |= {"parameters_train": parameters, "parameters_inference": parameters}
+    return {f"{model} {one}": plain if one == "plain" else _stepped(base, one, plain) for one in controllers}
 
 
-def _count(base: nn.Module, base_multiply_adds: int, controller: str) -> dict[str, Any]:
-    parameters, gflops = count_parameters(base), base_multiply_adds / 1e9
-    if controller == "plain":
-        return {
-            "parameters_train": parameters,
-            "parameters_inference": parameters,
-            "gflops_train": gflops,
-            "gflops_inference": gflops,
-        }
+def _stepped(base: nn.Module, controller: str, plain: dict[str, Any]) -> dict[str, Any]:
     found = find_steps(attach(base, controller))
     kept = sum(steps.numel() for steps in step_sizes(base).values())
     named = list(found.controllers.named_parameters())
-    counts = {
+    stages = found.stepping.stages
+    layers, channels = [len(stage.sites) for stage in stages], [stage.channels for stage in stages]
+    # What Table 1 gives for this network; its k1 k2 is the length of the descriptor over the channels.
+    per_channel, reduction = stages[0].descriptor / stages[0].channels, stages[0].reduction
+    formulas = {
+        "independent": lambda: equations.independent_complexity(layers, channels),
+        "two_fc": lambda: equations.two_fc_complexity(layers, channels, per_channel, reduction),
+        "lstm": lambda: equations.lstm_complexity(channels, per_channel, reduction),
+    }
+    counts = plain | {
         "parameters_train": count_parameters(base),
-        "parameters_inference": parameters + kept,
+        "parameters_inference": plain["parameters_inference"] + kept,
         "step_sizes": kept,
-        "gflops_train": gflops + controller_multiply_adds(found) / 1e9,
-        "gflops_inference": gflops,
+        "gflops_train": plain["gflops_train"] + controller_multiply_adds(found) / 1e9,
         "gflops_matrices": sum(part.multiply_adds() for _, part in found.controlled()) / 1e9,
         "controller_weights": sum(p.numel() for name, p in named if "bias" not in name),
         "controller_biases": sum(p.numel() for name, p in named if "bias" in name),
-        "formula_train": _formula(found, controller),
-        "formula_inference": equations.independent_complexity(*_layers_and_channels(found)),
+        "formula_train": formulas.get(controller, formulas["lstm"])(),
+        "formula_inference": formulas["independent"](),
     }
     detach(base)  # for the next controller
     return counts
 
 
-def _formula(found: Steps, controller: str) -> float:
-    """What Table 1 gives for this network; its k1 k2 is the length of the descriptor over the channels."""
-    layers, channels = _layers_and_channels(found)
-    first = found.stepping.stages[0]
-    per_channel, reduction = first.descriptor / first.channels, first.reduction
-    if controller == "independent":
-        return equations.independent_complexity(layers, channels)
-    if controller == "two_fc":
-        return equations.two_fc_complexity(layers, channels, per_channel, reduction)
-    return equations.lstm_complexity(channels, per_channel, reduction)
-
-
-def _layers_and_channels(found: Steps) -> tuple[list[int], list[int]]:
-    stages = found.stepping.stages
-    return [len(stage.sites) for stage in stages], [stage.channels for stage in stages]
-
-
-def structures(models: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-    """Appendix B: the shapes of every stage of each model with the LSTM controller."""
-    return {model: _stages(attach(create_model(model, original_stride=True), "lstm")) for model in sorted(set(models))}
-
-
-def _stages(net: nn.Module) -> list[dict[str, Any]]:
+def structure(model: str) -> list[dict[str, Any]]:
+    """Appendix B: the shapes of every stage of a network with the LSTM controller."""
+    net = attach(create_model(model, original_stride=True), "lstm")
     found = find_steps(net)
     sizes = _output_sizes(net, [stage.sites[0].path for stage in found.stepping.stages])
     stages = []

@@ -48,17 +48,25 @@ class Summary:
         return asdict(self)
 
     def __str__(self) -> str:
-        lines = [f"{self.model} with controller {self.controller}"]
+        rows = [("stage", "site", "channels", "descriptor", "hidden", "step size", "T")]
         for stage in self.stages:
-            steps = " ".join(f"{dt:.3f}" for dt in stage.step_sizes)
-            lines.append(
-                f"  {stage.name}: {len(stage.sites)} sites, {stage.channels} channels, "
-                f"descriptor {stage.descriptor}, T {stage.evolution_time:.3f}: {steps}"
-            )
-        millions = (self.parameters_train / 1e6, self.parameters_with_steps / 1e6, self.parameters_folded / 1e6)
-        lines.append("  parameters (train / with steps / folded): {:.2f}M / {:.2f}M / {:.2f}M".format(*millions))
-        lines.append(f"  GFLOPs: {self.gflops:.2f} (controller {self.gflops_controller:.3f})")
-        return "\n".join(lines)
+            sizes = (str(stage.channels), str(stage.descriptor), str(stage.hidden))
+            last = len(stage.sites) - 1
+            for depth, (site, dt) in enumerate(zip(stage.sites, stage.step_sizes, strict=True)):
+                time = f"{stage.evolution_time:.3f}" if depth == last else ""
+                rows.append((stage.name if depth == 0 else "", site, *sizes, f"{dt:.3f}", time))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        left, right = widths[:2], widths[2:]
+        table = ["  ".join([*map(str.ljust, row, left), *map(str.rjust, row[2:], right)]).rstrip() for row in rows]
+        millions = [n / 1e6 for n in (self.parameters_train, self.parameters_with_steps, self.parameters_folded)]
+        lines = [
+            f"{self.model} with controller {self.controller}",
+            *table,
+            "parameters  {:.2f}M in training, {:.2f}M with step sizes kept, {:.2f}M folded".format(*millions),
+            f"GFLOPs      {self.gflops:.2f}; the controller adds {self.gflops_controller:.3f} to a step of any batch",
+            f"evolution   T = {sum(stage.evolution_time for stage in self.stages):.3f} in all",
+        ]
+        return "\n".join([*lines, *([f"skipped     {', '.join(self.skipped)}"] if self.skipped else [])])
 
 
 def summary(net: nn.Module, input_size: tuple[int, int, int] = (3, 224, 224)) -> Summary:

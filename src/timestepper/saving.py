@@ -26,6 +26,7 @@ from timestepper.steps import Steps
 from timestepper.validate import Source, shown
 
 FORMAT = 1
+_OPTIONS = ("reduction", "descriptor", "descriptor_gradient")
 
 
 @dataclass(frozen=True)
@@ -102,17 +103,10 @@ def load_controllers(
     path = Path(path)
     description = _read_description(_beside(path))
     tensors = read_tensors(path)
-    options = {
-        "start": description.get("start", "paper"),
-        "example": example,
-        "exclude": exclude,
-        "reduction": description["reduction"],
-        "descriptor": description["descriptor"],
-        "descriptor_gradient": description["descriptor_gradient"],
-    }
+    options = {name: description[name] for name in ("start", *_OPTIONS) if name in description}
     if sites is None and exclude is None and description.get("chosen"):
         sites = [site for stage in description["stages"] for site in stage.get("sites", ())]
-    net = attach(model, description["controller"], sites=sites, **options)
+    net = attach(model, description["controller"], example=example, sites=sites, exclude=exclude, **options)
     try:
         _compare(net, description, path, strict_depth)
         load_exactly(find_steps(net).controllers, tensors, path)
@@ -259,19 +253,18 @@ def _description(found: Steps) -> dict:
         "controller": str(found.stepping.controller),
         **({} if found.stepping.start is None else {"start": found.stepping.start}),
         **({"chosen": True} if found.stepping.chosen else {}),
-        "reduction": found.stepping.reduction,
-        "descriptor": found.stepping.descriptor,
-        "descriptor_gradient": found.stepping.descriptor_gradient,
+        **{name: getattr(found.stepping, name) for name in _OPTIONS},
         "stages": [
-            {"name": stage.name, **_saved(asdict(controller.shape)), "sites": [site.path for site in stage.sites]}
+            {
+                "name": stage.name,
+                **{
+                    name: size for name, size in asdict(controller.shape).items() if name != "normed"
+                },  # the network shows
+                "sites": [site.path for site in stage.sites],
+            }
             for stage, controller in found.controlled()
         ],
     }
-
-
-def _saved(shape: dict[str, Any]) -> dict[str, Any]:
-    """Whether it has norms, the network itself shows."""
-    return {name: value for name, value in shape.items() if name != "normed"}
 
 
 def _beside(path: Path) -> Path:

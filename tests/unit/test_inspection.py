@@ -62,13 +62,19 @@ def test_the_summary_shows_what_is_there():
     assert [stage.step_sizes for stage in found.stages] == [(0.25, 0.25, 0.25)] * 3
     assert [stage.hidden for stage in found.stages] == [4, 8, 16]
     assert found.skipped == ()
-    assert "T 0.750: 0.250 0.250 0.250" in str(found)
+    table = str(found).splitlines()
+    assert table[1].split() == ["stage", "site", "channels", "descriptor", "hidden", "step", "size", "T"]
+    assert table[2].split() == ["layer1", "layer1.0", "16", "288", "4", "0.250"]
+    assert table[4].split() == ["layer1.2", "16", "288", "4", "0.250", "0.750"]
+    assert len(set(map(len, (table[1], table[4], table[7])))) == 1
 
 
 def test_the_summary_names_what_stands_beside_the_blocks():
     model = create_model("cifar/resnet8")
     model.layer2.append(torch.nn.Identity())
-    assert timestepper.summary(timestepper.attach(model), (3, 32, 32)).skipped == ("layer2.1 (Identity)",)
+    found = timestepper.summary(timestepper.attach(model), (3, 32, 32))
+    assert found.skipped == ("layer2.1 (Identity)",)
+    assert str(found).endswith("skipped     layer2.1 (Identity)")
 
 
 class Log:

@@ -94,7 +94,7 @@ def compute(claims: Claims) -> Computed:
 
     A network that a claim names and no library has is left out: the tables then say that it was not counted.
     """
-    from timestepper.counts import measure, structures
+    from timestepper.counts import measure, structure
 
     # The networks that each claim file names, with their controllers; a structure is that of the network itself.
     named = {name: counts.wanted({name: claim}) for name, claim in claims.items()}
@@ -104,8 +104,8 @@ def compute(claims: Claims) -> Computed:
     pairs, shown = set().union(*named.values()), set().union(*shaped.values())
     for model in sorted({model for model, _ in pairs} | shown):
         try:
-            counted |= measure(pair for pair in pairs if pair[0] == model)
-            shapes |= structures({model} & shown)
+            counted |= measure(model, sorted(controller for of, controller in pairs if of == model))
+            shapes |= {model: structure(model)} if model in shown else {}
         except TimestepperError as error:
             files = (f"{n}.toml" for n in claims if model in shaped[n] | {of for of, _ in named[n]})
             warn([f"{', '.join(files)}: not counted: {error}"])

@@ -1,10 +1,11 @@
 """timestepper inspect: what would be attached to a network."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from timestepper import names, terminal
+from timestepper import names
 from timestepper.terminal import tell
 
 
@@ -35,28 +36,9 @@ def inspect(
         more = {} if discovered is None else {"discovered": discovered.to_dict()}
         tell(json_format.dumps({"name": model, **found.to_dict(), **more}, indent=2))
         return
-
-    from rich.table import Table
-
-    table = Table(title=f"{model} with controller {found.controller}", title_justify="left")
-    for column in ("stage", "site", "channels", "descriptor", "hidden", "step size", "T"):
-        table.add_column(column, justify="left" if column in ("stage", "site") else "right")
-    for stage in found.stages:
-        for depth, (site, dt) in enumerate(zip(stage.sites, stage.step_sizes, strict=True)):
-            sizes = (str(stage.channels), str(stage.descriptor), str(stage.hidden))
-            time = f"{stage.evolution_time:.3f}" if depth == len(stage.sites) - 1 else ""
-            table.add_row(stage.name if depth == 0 else "", site, *sizes, f"{dt:.3f}", time)
-        table.add_section()
-    console = terminal.console()
-    console.print(table)
-    millions = [n / 1e6 for n in (found.parameters_train, found.parameters_with_steps, found.parameters_folded)]
-    console.print("parameters  {:.2f}M in training, {:.2f}M with step sizes kept, {:.2f}M folded".format(*millions))
-    console.print(
-        f"GFLOPs      {found.gflops:.2f} at {pixels}x{pixels}; "
-        f"the controller adds {found.gflops_controller:.3f} to a training step, whatever the batch"
-    )
-    console.print(f"evolution   T = {sum(stage.evolution_time for stage in found.stages):.3f} in all")
+    tell(
+        replace(found, model=model, skipped=found.skipped if discovered is None else ())
+    )  # what was discovered says why itself
+    tell(f"input       {pixels}x{pixels}")
     if discovered is not None:
-        console.print(str(discovered), markup=False, soft_wrap=True)
-    elif found.skipped:
-        console.print(f"skipped     {', '.join(found.skipped)} (no adapter knows them)")
+        tell(discovered)

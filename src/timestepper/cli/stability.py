@@ -53,12 +53,9 @@ def stability(
     if net_or_run == FIGURE_1:
         found, show = subjects.figure_1(), tables.show_solutions
     else:
-        if Path(net_or_run).is_dir():
-            subject = subjects.load_run(Path(net_or_run))
-        else:
-            subject = subjects.load_model(net_or_run, controller, weights, data, root)
-        asked = subjects.Figures(samples if theory else 0, input_size, bound, kinds, images)
-        found, show = subjects.examine(subject, asked, device), tables.show
+        subject = subjects.load(net_or_run, controller, weights, data, root)
+        asked: dict[str, Any] = {"pixels": input_size, "bound": bound, "kinds": kinds, "images": images}
+        found, show = subjects.examine(subject, device, samples=samples if theory else 0, **asked), tables.show
     if found is None:  # the first process of torchrun shows all
         return
     if json:

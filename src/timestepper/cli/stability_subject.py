@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +25,6 @@ BATCH = 250  # images at a time in the robustness figures; changes no result
 TIMEOUT = 1800.0  # seconds that a process of torchrun waits for the others
 
 
-@dataclass(frozen=True)
-class Figures:
-    """What to compute: the theory on so many ``samples``, nothing of it for 0, and ``kinds`` of ROBUSTNESS."""
-
-    samples: int
-    pixels: int | None
-    bound: bool
-    kinds: Sequence[str]
-    images: int | None
-
-
 @dataclass
 class Examined:
     """A network and the test images that belong to it, if any."""
@@ -47,16 +35,12 @@ class Examined:
 
     def batches(self, count: int | None, batch: int, group: distributed.Group) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's share of the first ``count`` test images, normalised; a label of -1 marks an empty slot."""
-        count = min(count or len(self.images), len(self.images))
-        batch = group.world * -(-min(batch, count) // group.world)
+        images = self.images.first(count or len(self.images))
+        batch = group.world * -(-min(batch, len(images)) // group.world)
         place: dict[str, Any] = {"rank": group.rank, "world": group.world, "device": group.device}
-        loader = data_sets.loader(self.images, batch_size=batch, seed=0, training=False, **place)
-        for step, (images, labels) in enumerate(islice(loader.epoch(0), -(-count // batch))):
-            labels = labels.clone()
-            labels[max(0, count - _share(group).indices(step, len(labels)).start) :] = -1
-            yield images, labels
+        return data_sets.loader(images, batch_size=batch, seed=0, training=False, **place).epoch(0)
 
-    def first(self, samples: int, pixels: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    def inputs(self, samples: int, pixels: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
         """A few inputs and their labels; random ones, without labels, where there is no data set."""
         if self.images is not None:
             return next(self.batches(samples, samples, distributed.Group(device=device)))
@@ -65,14 +49,11 @@ class Examined:
         return noise.to(device), None
 
 
-def load_run(path: Path) -> Examined:
-    """The network and the test images of a run directory, with the weights of its newest sound checkpoint."""
-    trained = restore(path)
-    return Examined(str(path), trained.model, trained.data.test)
-
-
-def load_model(name: str, controller: str, weights: Path | None, data: str | None, root: Path | None) -> Examined:
-    """A network by name, with random or saved weights, and the test images of a data set."""
+def load(name: str, controller: str, weights: Path | None, data: str | None, root: Path | None) -> Examined:
+    """A run with its test images; or a network by name, its weights random or saved, and a data set's test images."""
+    if Path(name).is_dir():
+        trained = restore(Path(name))
+        return Examined(str(Path(name)), trained.model, trained.data.test)
     images = data_sets.open_dataset(data, root).test if data else None
     fitting: Any = images and {"num_classes": images.classes, "in_chans": images.input_shape[0]}
     torch.manual_seed(0)
@@ -85,20 +66,32 @@ def load_model(name: str, controller: str, weights: Path | None, data: str | Non
     return Examined(name, net if controller == "none" else timestepper.attach(net, controller), images)
 
 
-def examine(subject: Examined, asked: Figures, device: str) -> dict[str, Any] | None:
-    """All figures; None in all processes of torchrun but the first."""
-    if asked.kinds and subject.images is None:
+def examine(
+    subject: Examined,
+    device: str,
+    *,
+    samples: int,
+    pixels: int | None,
+    bound: bool,
+    kinds: Sequence[str],
+    images: int | None,
+) -> dict[str, Any] | None:
+    """The theory on so many ``samples``, nothing of it for 0, and ``kinds`` of ROBUSTNESS on so many ``images``.
+
+    None in all processes of torchrun but the first.
+    """
+    if kinds and subject.images is None:
         raise StabilityError("noise, attacks and corruptions need test images; give --data (digits needs no download)")
     place = choose_device(device, torchrun.local_rank())
     subject.net.to(place)
     found: dict[str, Any] = {"name": subject.name}
-    if asked.samples:
-        inputs = subject.first(asked.samples, asked.pixels or input_pixels(subject.name), place)
-        found |= analyse(subject.net, *inputs, bound=asked.bound)
-    if asked.kinds:  # a group without work would be left by one process before another has joined
+    if samples:
+        inputs = subject.inputs(samples, pixels or input_pixels(subject.name), place)
+        found |= analyse(subject.net, *inputs, bound=bound)
+    if kinds:  # a group without work would be left by one process before another has joined
         group = distributed.start(place, TIMEOUT)
         try:
-            found |= {kind: _robustness(kind, subject, asked.images, group) for kind in asked.kinds}
+            found |= {kind: _robustness(kind, subject, images, group) for kind in kinds}
         finally:
             distributed.stop()
     return found if torchrun.rank() == 0 else None
@@ -106,7 +99,7 @@ def examine(subject: Examined, asked: Figures, device: str) -> dict[str, Any] | 
 
 def _robustness(kind: str, subject: Examined, count: int | None, group: distributed.Group) -> list[dict[str, Any]]:
     """One row per noise level, attack and epsilon, or corruption and severity."""
-    batches, share = subject.batches(count, BATCH, group), _share(group)
+    batches, share = subject.batches(count, BATCH, group), Share(group.rank, group.world, group.sum)
     if kind == "noise":
         scores = robustness.noise(subject.net, batches, share=share)
         return [{"level": level, "draws": [asdict(s) for s in each]} for level, each in scores.items()]
@@ -124,11 +117,6 @@ def _robustness(kind: str, subject: Examined, count: int | None, group: distribu
         for name, each in corrupted.items()
         for severity, score in enumerate(each, 1)
     ]
-
-
-def _share(group: distributed.Group) -> Share:
-    """This process's part of the test images, and how the sums of all processes are made."""
-    return Share(group.rank, group.world, group.sum)
 
 
 def figure_1() -> dict[str, Any]:

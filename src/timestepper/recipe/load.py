@@ -5,7 +5,7 @@ import os
 import tomllib
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import Field, fields
+from dataclasses import Field, asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ def dump(recipe: Recipe) -> str:
 
 def as_dict(recipe: Recipe) -> dict[str, dict[str, Any]]:
     """The recipe as nested dictionaries."""
-    return {section: {f.name: value for f, value in settings} for section, settings in sections(recipe)}
+    return asdict(recipe)
 
 
 def sections(recipe: Recipe) -> Iterator[tuple[str, list[tuple[Field, Any]]]]:

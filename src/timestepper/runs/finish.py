@@ -22,12 +22,13 @@ WEIGHTS = "weights.safetensors"
 
 def evaluate(trained: Trained, runtime: Runtime, poll: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Test figures of the network, and of its folded twin where it has controllers; they must be equal."""
-    batches = build.test_loader(trained.recipe, trained.data.test, runtime, Group(device=runtime.device))
+    group = Group(device=runtime.device)
+    batches = build.test_loader(trained.recipe, trained.data.test, runtime, group)
     model = trained.model.to(runtime.device)
-    figures: dict[str, Any] = {"test": Evaluation(model, runtime, Group(device=runtime.device)).run(batches, poll)}
+    figures: dict[str, Any] = {"test": Evaluation(model, runtime, group).run(batches, poll)}
     if is_attached(model):
         plain = fold(model)
-        figures["folded"] = Evaluation(plain, runtime, Group(device=runtime.device)).run(batches, poll)
+        figures["folded"] = Evaluation(plain, runtime, group).run(batches, poll)
         figures["fold_difference"] = _difference(model, plain, next(iter(batches.epoch(0)))[0])
         figures["evolution_time"] = evolution_time(model)
         figures["descriptor_influence"] = descriptor_influence(model)
