@@ -38,7 +38,7 @@ _FORKS.set_forkserver_preload(
         "timestepper.runs.train",
         "timestepper.data.digits",
         "timestepper.data.folder",
-        "timestepper.data.resident",
+        "timestepper.data.loading",
         "timestepper.data.streamed",
     ]
 )

@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {"files", "kernels", "torchrun"},
     "records": {"names", "files", "recipe"},
     "bench": {"names", "controllers", "sites", "api", "inspection", "engine", "records"},
-    "counts": {"equations", "sites", "api", "inspection", "steps"},
+    "counts": {"equations", "sites", "api", "inspection"},
     "recipe": {"names", "engine"},
     "runs": {
         "names",

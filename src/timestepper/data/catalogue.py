@@ -9,7 +9,7 @@ import torch
 
 from timestepper.data.augment import Augment, resolve
 from timestepper.data.dataset import HOW_TO_GIVE_A_ROOT, ArrayImages, Dataset, FolderImages, Images
-from timestepper.data.loading import Loader
+from timestepper.data.loading import Loader, ResidentLoader
 from timestepper.data.order import Plan
 from timestepper.errors import DataError, UnknownNameError
 
@@ -98,8 +98,6 @@ def loader(
     plan = Plan(len(images), batch_size, seed, training, rank, world)
     options = (plan, resolve(augment), torch.device(device), memory_format)
     if isinstance(images, ArrayImages):
-        from timestepper.data.resident import ResidentLoader
-
         return ResidentLoader(images, *options)
     from timestepper.data.streamed import StreamedLoader
 

@@ -1,4 +1,4 @@
-"""What every loader is, whatever its images are."""
+"""What every loader is, and the one for images that live on the device as bytes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from timestepper.data.augment import Normaliser
-from timestepper.data.dataset import Images
+from timestepper.data.augment import Augment, Normaliser, crop_and_flip, draw
+from timestepper.data.dataset import ArrayImages, Images
 from timestepper.data.order import Plan
+from timestepper.errors import DataError
 
 
 class Loader(ABC):
@@ -26,3 +27,38 @@ class Loader(ABC):
 
     @abstractmethod
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]: ...
+
+
+class ResidentLoader(Loader):
+    """Prepares `chunk` batches in one pass (a few kernels on the device) and hands them out as slices: a step costs the
+    host nothing more.
+
+    The size of a chunk changes the memory used and never a value: every sample is prepared by itself.
+    """
+
+    def __init__(
+        self,
+        images: ArrayImages,
+        plan: Plan,
+        augment: Augment,
+        device: torch.device,
+        memory_format: torch.memory_format = torch.contiguous_format,
+        chunk: int = 64,
+    ):
+        if augment.resized_crop:
+            raise DataError("augment 'resized_crop' is for image folders; use 'crop_flip', 'shift' or 'none' here")
+        super().__init__(images, plan, device, memory_format)
+        self.images, self.augment, self.chunk = images.to(device), augment, chunk
+
+    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        indices = self.plan.indices(epoch)[first_step:].to(self.device)
+        varied = self.plan.training and self.augment != Augment()
+        draws = draw(self.augment, self.samples, self.plan.seed, epoch).to(self.device) if varied else None
+        for start in range(0, len(indices), self.chunk):
+            slots = indices[start : start + self.chunk].flatten()
+            samples = slots.clamp(min=0)  # an empty slot shows the first image and counts nothing: its label is -1
+            pixels = self.images.images[samples]
+            if draws is not None:
+                pixels = crop_and_flip(pixels, draws[:, samples], self.augment.pad)
+            labels = self.images.labels[samples].masked_fill_(slots < 0, -1)
+            yield from zip(self.normalise(pixels).split(self.local_batch), labels.split(self.local_batch), strict=True)

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from timestepper import torchrun
 from timestepper.errors import DistributedError, TimestepperError
 
 CPU = torch.device("cpu")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,16 @@ class Group:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
 
-    def agree(self, action: Callable[[], None]) -> None:
-        """Let rank 0 act and every rank know how it went: where it fails, the others leave with the same exit code."""
+    def agree(self, action: Callable[[], T]) -> T | None:
+        """Let rank 0 act and every rank know how it went: where it fails, the others leave with the same exit code.
+
+        What the action gives is rank 0's alone.
+        """
         error: BaseException | None = None
+        given: T | None = None
         if self.rank == 0:
             try:
-                action()
+                given = action()
             except BaseException as caught:
                 error = caught
         code = 0 if error is None else getattr(error, "exit_code", 1)
@@ -64,6 +70,7 @@ class Group:
             raise error
         if int(outcome):
             raise SystemExit(int(outcome))
+        return given
 
 
 def advice() -> str | None:

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+KINDS = ("sgd", "adamw")
+
 
 def build(
     groups: Iterable[dict[str, Any]],

@@ -35,15 +35,13 @@ class CifarResNet(nn.Module):
     """ResNet-``depth`` for small images; ``depth`` is 6n+2 (20, 32, 56, 110, ... 506, 1202)."""
 
     def __init__(self, depth: int, num_classes: int = 10, in_chans: int = 3, width: int = 16):
-        if depth < 8 or (depth - 2) % 6:
-            raise ValueError(f"a CIFAR ResNet has 6n+2 layers (8, 14, 20, 32, 56, 110, ...), not {depth}")
+        blocks = blocks_per_stage(depth)
         super().__init__()
-        blocks = (depth - 2) // 6
         self.conv1 = nn.Conv2d(in_chans, width, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
-        self.layer1 = _stage(width, width, blocks, stride=1)
-        self.layer2 = _stage(width, 2 * width, blocks, stride=2)
-        self.layer3 = _stage(2 * width, 4 * width, blocks, stride=2)
+        self.layer1 = stage(BasicBlock, width, width, blocks, stride=1)
+        self.layer2 = stage(BasicBlock, width, 2 * width, blocks, stride=2)
+        self.layer3 = stage(BasicBlock, 2 * width, 4 * width, blocks, stride=2)
         self.linear = nn.Linear(4 * width, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -55,6 +53,12 @@ class CifarResNet(nn.Module):
         return self.linear(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
 
 
-def _stage(inputs: int, channels: int, blocks: int, stride: int) -> nn.Sequential:
-    first = BasicBlock(inputs, channels, stride)
-    return nn.Sequential(first, *(BasicBlock(channels, channels, 1) for _ in range(blocks - 1)))
+def blocks_per_stage(depth: int) -> int:
+    if depth < 8 or (depth - 2) % 6:
+        raise ValueError(f"a CIFAR ResNet has 6n+2 layers (8, 14, 20, 32, 56, 110, ...), not {depth}")
+    return (depth - 2) // 6
+
+
+def stage(block: type[nn.Module], inputs: int, channels: int, blocks: int, stride: int) -> nn.Sequential:
+    first = block(inputs, channels, stride)
+    return nn.Sequential(first, *(block(channels, channels, 1) for _ in range(blocks - 1)))

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from timestepper.models.cifar_resnet import blocks_per_stage, stage
+
 
 class NormFreeBlock(nn.Module):
     """Two 3x3 convolutions with biases."""
@@ -30,16 +32,14 @@ class NormFreeResNet(nn.Module):
     """
 
     def __init__(self, depth: int, num_classes: int = 10, in_chans: int = 3, width: int = 16, start: str = "he"):
-        if depth < 8 or (depth - 2) % 6:
-            raise ValueError(f"a CIFAR ResNet has 6n+2 layers (8, 14, 20, 32, 56, 110, ...), not {depth}")
+        blocks = blocks_per_stage(depth)
         if start not in ("he", "fixup"):
             raise ValueError(f"start must be he or fixup, not {start!r}")
         super().__init__()
-        blocks = (depth - 2) // 6
         self.conv1 = nn.Conv2d(in_chans, width, 3, padding=1)
-        self.layer1 = _stage(width, width, blocks, stride=1)
-        self.layer2 = _stage(width, 2 * width, blocks, stride=2)
-        self.layer3 = _stage(2 * width, 4 * width, blocks, stride=2)
+        self.layer1 = stage(NormFreeBlock, width, width, blocks, stride=1)
+        self.layer2 = stage(NormFreeBlock, width, 2 * width, blocks, stride=2)
+        self.layer3 = stage(NormFreeBlock, 2 * width, 4 * width, blocks, stride=2)
         self.linear = nn.Linear(4 * width, num_classes)
         for name, layer in self.named_modules():
             if isinstance(layer, nn.Conv2d):
@@ -56,8 +56,3 @@ class NormFreeResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.layer3(self.layer2(self.layer1(self.conv1(x))))
         return self.linear(torch.flatten(F.adaptive_avg_pool2d(F.relu(x), 1), 1))
-
-
-def _stage(inputs: int, channels: int, blocks: int, stride: int) -> nn.Sequential:
-    first = NormFreeBlock(inputs, channels, stride)
-    return nn.Sequential(first, *(NormFreeBlock(channels, channels, 1) for _ in range(blocks - 1)))

@@ -1,5 +1,6 @@
 """Recipes: TOML files and ``key=value`` overrides in, a checked :class:`Recipe` out, and back."""
 
+import importlib
 import json
 import os
 import tomllib
@@ -9,10 +10,9 @@ from dataclasses import Field, asdict, fields
 from pathlib import Path
 from typing import Any
 
-from timestepper import validate
-from timestepper.errors import RecipeError
-from timestepper.recipe.controller import check_controller
-from timestepper.recipe.schema import Recipe
+from timestepper import names, validate
+from timestepper.errors import RecipeError, first_line
+from timestepper.recipe.schema import ControllerSettings, Recipe
 from timestepper.validate import Source, allowed, shown
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -153,7 +153,7 @@ def describe_fields() -> Iterator[str]:
 
 def _check_together(recipe: Recipe, source: str) -> None:
     """What single fields cannot show."""
-    check_controller(recipe.controller, source)
+    _check_controller(recipe.controller, source)
     if recipe.schedule.warmup_epochs > recipe.run.epochs:
         raise RecipeError(
             f"{source}: schedule.warmup_epochs {recipe.schedule.warmup_epochs:g} is more than run.epochs "
@@ -173,11 +173,46 @@ def _check_together(recipe: Recipe, source: str) -> None:
         )
 
 
+def _check_controller(controller: ControllerSettings, source: str) -> None:
+    """Import what registers it, and refuse what is not known."""
+    if controller.module is not None:
+        try:
+            importlib.import_module(controller.module)
+        except Exception as error:  # of a foreign module, which can raise anything
+            raise RecipeError(
+                f"{source}: controller.module {controller.module!r} cannot be imported: {type(error).__name__}: "
+                f"{first_line(error)}; is its folder on PYTHONPATH?"
+            ) from error
+    kind, written = names.kind_of(controller.kind), "(" in controller.kind
+    if kind != "none" and kind not in names.CONTROLLERS:
+        more = "" if controller.module else "; one of your own needs controller.module, which registers it"
+        raise RecipeError(
+            f"{source}: controller.kind cannot be {controller.kind!r} (allowed: one of none, {names.known()}{more})"
+        )
+    options = () if kind == "none" else names.CONTROLLERS[kind].options
+    if len(options) == 1 and not written and controller.value is None:
+        example = names.CONTROLLERS[kind].example.partition("(")[2].rstrip(")")
+        raise RecipeError(f"{source}: controller.kind {kind} needs controller.value, for example {example}")
+    if controller.value is not None and (len(options) != 1 or written):
+        raise RecipeError(f"{source}: controller.value is not for controller.kind {controller.kind}")
+    if kind == "fixed" and controller.value == 0:
+        raise RecipeError(f"{source}: controller.value cannot be 0.0 (allowed: more than 0)")
+    if controller.start not in names.STARTS and not _positive(controller.start):
+        raise RecipeError(f"{source}: controller.start must be paper, identity or a number, not {controller.start!r}")
+
+
+def _positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < float("inf")
+    except ValueError:
+        return False
+
+
 def _parse_override(override: str) -> tuple[str, Any]:
     key, equals, text = override.partition("=")
     if not equals or "." not in key:
-        names = [f"{section}.{f.name}" for section, settings in sections(Recipe()) for f, _ in settings]
-        near = [name for name in names if name.endswith(f".{key}")]
+        keys = (f"{section}.{f.name}" for section, settings in sections(Recipe()) for f, _ in settings)
+        near = [name for name in keys if name.endswith(f".{key}")]
         hint = f"; did you mean {near[0]}={text}?" if near else ", for example run.seed=1"
         raise RecipeError(f"override {shown(override)} is not of the form section.key=value{hint}")
     key = key.strip()

@@ -104,13 +104,7 @@ class Process:
         model = self.runtime.place(build.network(recipe, images, recipe.runtime.sync_bn and self.group.active))
         optimiser = build.optimiser(recipe, model)
         observer = NetworkObserver(model, batches.input_shape, recipe.run.monitor)
-        state: dict[str, Any] | None = None
-
-        def open_folder() -> None:
-            nonlocal state
-            state = self._open_folder(schedule, batches.samples, model, optimiser)
-
-        self.group.agree(open_folder)
+        state = self.group.agree(lambda: self._open_folder(schedule, batches.samples, model, optimiser))
         training = Training(
             model,
             optimiser,

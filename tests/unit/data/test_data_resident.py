@@ -8,8 +8,8 @@ from batches import equal
 
 from timestepper.data import AUGMENTS, ArrayImages, Augment, loader, open_dataset
 from timestepper.data.augment import Normaliser, crop_and_flip, draw
+from timestepper.data.loading import ResidentLoader
 from timestepper.data.order import Plan, epoch_order
-from timestepper.data.resident import ResidentLoader
 from timestepper.errors import DataError
 
 
