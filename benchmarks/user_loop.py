@@ -3,8 +3,9 @@
     python benchmarks/user_loop.py timm/resnet18:256:128 timm/resnet50:128:224 cifar/resnet56:128:32
 
 A case is MODEL:BATCH:PIXELS. The loop is what people write: bf16 autocast, cross entropy, SGD with momentum, no engine
-of ours, eager or with torch.compile(net). All variants are timed in turn, so ratios are of one run. `fixed(0.5)` is the
-bare mechanism. `--profile` lists where the host's time goes in a step of each variant.
+of ours; eager, with torch.compile(net), or with CUDA graphs as well (mode="reduce-overhead"). All variants are timed in
+turn, so ratios are of one run. `fixed(0.5)` is the bare mechanism. `--profile` lists where the host's time goes in a
+step of each variant.
 """
 
 import copy
@@ -21,18 +22,22 @@ import timestepper
 from timestepper.bench import peers
 from timestepper.bench.timing import Timing, environment, interleaved, wait_for
 
-MODES = ("eager", "compile")
+MODES: dict[str, Callable[[nn.Module], Callable]] = {
+    "eager": lambda net: net,
+    "compile": torch.compile,
+    "graphs": lambda net: torch.compile(net, mode="reduce-overhead"),
+}
 
 
 def network(model: str, variant: str, device: torch.device) -> nn.Module:
     return peers.build(variant, model, 10 if model.startswith("cifar/") else 1000).to(device)
 
 
-def training_step(net: nn.Module, batch: int, pixels: int, device: torch.device, compiled: bool) -> Callable[[], None]:
+def training_step(net: nn.Module, batch: int, pixels: int, device: torch.device, mode: str) -> Callable[[], None]:
     optimiser = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9, weight_decay=1e-4)
     images = torch.randn(batch, 3, pixels, pixels, device=device)
     labels = torch.randint(10, (batch,), device=device)
-    call = torch.compile(net) if compiled else net
+    call = MODES[mode](net)
 
     def step() -> None:
         optimiser.zero_grad()
@@ -103,7 +108,7 @@ def main() -> None:
         case: dict = {"model": model, "batch": int(batch), "pixels": int(pixels)}
         for mode in options.modes:
             torch._dynamo.reset()
-            steps = {v: training_step(network(model, v, device), *shape, mode == "compile") for v in options.variants}
+            steps = {v: training_step(network(model, v, device), *shape, mode) for v in options.variants}
             for step in steps.values():
                 for _ in range(5):
                     step()
