@@ -20,22 +20,6 @@ from timestepper.stability.ode import figure_1
 from timestepper.stability.perturbation import Growth, measured_growth
 from timestepper.stability.plots import plot_depth
 
-__all__ = [
-    "BlockBound",
-    "Bound",
-    "Chain",
-    "EulerBlock",
-    "GradientShare",
-    "Growth",
-    "Monitor",
-    "Pixels",
-    "analyse",
-    "euler_condition",
-    "figure_1",
-    "gradient_shares",
-    "measured_growth",
-    "open_chain",
-    "plot_depth",
-    "proposition_1",
-    "robustness",
-]
+__all__ = ["BlockBound", "Bound", "Chain", "EulerBlock", "GradientShare", "Growth", "Monitor", "Pixels", "analyse"]
+__all__ += ["euler_condition", "figure_1", "gradient_shares", "measured_growth", "open_chain", "plot_depth"]
+__all__ += ["proposition_1", "robustness"]

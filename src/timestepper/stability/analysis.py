@@ -6,10 +6,12 @@ from torch import Tensor, nn
 
 from timestepper import api
 from timestepper.stability.bound import Bound, proposition_1
-from timestepper.stability.chain import Chain, open_chain
-from timestepper.stability.euler import EulerBlock, euler_condition
+from timestepper.stability.chain import open_chain
+from timestepper.stability.euler import euler_condition
 from timestepper.stability.gradients import gradient_shares
 from timestepper.stability.perturbation import KINDS, measured_growth
+
+_LOGS = ("log", "log_certified", "log_reshaped")
 
 
 def analyse(net: nn.Module, inputs: Tensor, labels: Tensor | None = None, *, bound: bool = True) -> dict[str, Any]:
@@ -19,66 +21,39 @@ def analyse(net: nn.Module, inputs: Tensor, labels: Tensor | None = None, *, bou
     networks with layers whose norm cannot be computed.
     """
     chain = open_chain(net, inputs)
-    blocks: list[dict[str, Any]] = [{"stage": link.stage, "path": link.path} for link in chain.links]
-    found: dict[str, Any] = {"network": type(chain.model).__name__, "inputs": list(inputs.shape), "blocks": blocks}
+    attached = api.is_attached(net)
+    found: dict[str, Any] = {"network": type(chain.model).__name__, "inputs": list(inputs.shape), "blocks": []}
+    columns = _columns(chain.links, "stage", "path")  # of the blocks
     if bound:
-        found["bound"] = _add_bound(blocks, proposition_1(chain))
-        if api.is_attached(net):
-            without = proposition_1(open_chain(net, inputs, steps=False))
-            found["bound_without_steps"] = _summary(without)
-            _add(blocks, "log_without_steps", [block.log for block in without.blocks])
-    found["growth"] = _add_growth(blocks, chain, labels)
-    _add_euler(blocks, euler_condition(chain))
-    shares = gradient_shares(chain, labels)
-    _add(blocks, "branch_share", [share.branch for share in shares])
-    _add(blocks, "residual_share", [share.residual for share in shares])
-    if api.is_attached(net):
-        _add_step_sizes(blocks, net)
+        whole = proposition_1(chain)
+        found["bound"] = _summary(whole)
+        columns |= _columns(whole.blocks, "branch", "shortcut", *_LOGS)
+        columns["layers"] = [{name: vars(norm) for name, norm in block.layers.items()} for block in whole.blocks]
+    if bound and attached:
+        without = proposition_1(open_chain(net, inputs, steps=False))
+        found["bound_without_steps"] = _summary(without)
+        columns["log_without_steps"] = [block.log for block in without.blocks]
+    grown = {kind: measured_growth(chain, kind, labels=labels) for kind in KINDS}
+    found["growth"] = {kind: {"end_to_end": growth.end_to_end, "mean": growth.mean} for kind, growth in grown.items()}
+    columns |= {f"growth_{kind}": list(growth.blocks) for kind, growth in grown.items()}
+    euler = euler_condition(chain)
+    columns["eigenvalues"] = [[[value.real, value.imag] for value in block.eigenvalues] for block in euler]
+    columns |= _columns(euler, "radius", "stable", "converged", "skipped", name="euler_{}")
+    columns |= _columns(gradient_shares(chain, labels), "branch", "residual", name="{}_share")
+    if attached:
+        sizes = {stage: iter(dt.unbind()) for stage, dt in api.step_sizes(net).items()}
+        each = [next(sizes[link.stage]) for link in chain.links]
+        columns["step_size"] = [
+            {"mean": dt.mean().item(), "least": dt.min().item(), "largest": dt.max().item()} for dt in each
+        ]
         found["evolution_time"] = api.evolution_time(net)
+    found["blocks"] = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return found
 
 
-def _add(blocks: list[dict[str, Any]], name: str, values: list) -> None:
-    for block, value in zip(blocks, values, strict=True):
-        block[name] = value
-
-
-def _add_bound(blocks: list[dict[str, Any]], bound: Bound) -> dict[str, Any]:
-    for name in ("branch", "shortcut", "log", "log_certified", "log_reshaped"):
-        _add(blocks, name, [getattr(block, name) for block in bound.blocks])
-    layers = [{name: vars(norm) for name, norm in block.layers.items()} for block in bound.blocks]
-    _add(blocks, "layers", layers)
-    return _summary(bound)
+def _columns(blocks: Any, *fields: str, name: str = "{}") -> dict[str, list[Any]]:
+    return {name.format(field): [getattr(block, field) for block in blocks] for field in fields}
 
 
 def _summary(bound: Bound) -> dict[str, Any]:
-    return {
-        "log": bound.log,
-        "log_certified": bound.log_certified,
-        "log_reshaped": bound.log_reshaped,
-        "stages": bound.stages,
-    }
-
-
-def _add_growth(blocks: list[dict[str, Any]], chain: Chain, labels: Tensor | None) -> dict[str, Any]:
-    found = {}
-    for kind in KINDS:
-        growth = measured_growth(chain, kind, labels=labels)
-        _add(blocks, f"growth_{kind}", list(growth.blocks))
-        found[kind] = {"end_to_end": growth.end_to_end, "mean": growth.mean}
-    return found
-
-
-def _add_euler(blocks: list[dict[str, Any]], found: list[EulerBlock]) -> None:
-    _add(blocks, "eigenvalues", [[[value.real, value.imag] for value in block.eigenvalues] for block in found])
-    _add(blocks, "euler_radius", [block.radius for block in found])
-    _add(blocks, "euler_stable", [block.stable for block in found])
-    _add(blocks, "euler_converged", [block.converged for block in found])
-    _add(blocks, "euler_skipped", [block.skipped for block in found])
-
-
-def _add_step_sizes(blocks: list[dict[str, Any]], net: nn.Module) -> None:
-    sizes = {stage: iter(dt.unbind()) for stage, dt in api.step_sizes(net).items()}
-    for block in blocks:
-        dt = next(sizes[block["stage"]])
-        block["step_size"] = {"mean": dt.mean().item(), "least": dt.min().item(), "largest": dt.max().item()}
+    return {name: getattr(bound, name) for name in (*_LOGS, "stages")}

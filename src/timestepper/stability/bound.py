@@ -9,7 +9,7 @@ import torch
 from timestepper.equations import log_perturbation_bound
 from timestepper.sites import Site
 from timestepper.stability.chain import Chain, Link
-from timestepper.stability.lipschitz import Way, Ways, ways_through
+from timestepper.stability.lipschitz import Ways, ways_through
 from timestepper.stability.norms import Norm, layer_norms
 from timestepper.stability.operators import Operator, parameters_of
 from timestepper.stability.precision import full_precision
@@ -79,9 +79,11 @@ def layers_on(ways: list[Ways]) -> list[Operator]:
 
 def split(site: Site, ways: Ways, norm: Callable[[Operator], float]) -> tuple[float, float]:
     """(shortcut, branch): sums over the ways past and through the layers that take the step size."""
-    shortcut = sum(_product(way, norm) for way in ways if not _in_branch(site, way))
-    branch = sum(_product(way, norm) for way in ways if _in_branch(site, way))
-    return shortcut, branch
+    sums = [0.0, 0.0]
+    for way in ways:
+        stepped = any(layer.path in site.last or layer.norm in site.last for layer in way.layers)
+        sums[stepped] += way.constant * math.prod(norm(layer) for layer in way.layers)
+    return sums[0], sums[1]
 
 
 def log_factor(shortcut: float, branch: float) -> float:
@@ -100,22 +102,10 @@ def by_stage(parts: list[tuple[str, float]]) -> dict[str, float]:
 
 
 def _block(link: Link, ways: Ways, norms: Mapping[Operator, Norm]) -> BlockBound:
-    shortcut, branch = split(link.site, ways, lambda layer: norms[layer].estimate)
-    return BlockBound(
-        stage=link.stage,
-        path=link.path,
-        branch=branch,
-        shortcut=shortcut,
-        log=log_factor(shortcut, branch),
-        log_certified=log_factor(*split(link.site, ways, lambda layer: norms[layer].upper)),
-        log_reshaped=log_factor(*split(link.site, ways, lambda layer: norms[layer].reshaped)),
-        layers={layer.name: norms[layer] for layer in layers_on([ways])},
-    )
+    def parts(figure: str) -> tuple[float, float]:
+        return split(link.site, ways, lambda layer: getattr(norms[layer], figure))
 
-
-def _product(way: Way, norm: Callable[[Operator], float]) -> float:
-    return way.constant * math.prod(norm(layer) for layer in way.layers)
-
-
-def _in_branch(site: Site, way: Way) -> bool:
-    return any(layer.path in site.last or layer.norm in site.last for layer in way.layers)
+    shortcut, branch = parts("estimate")
+    log, certified, reshaped = (log_factor(*parts(figure)) for figure in ("estimate", "upper", "reshaped"))
+    layers = {layer.name: norms[layer] for layer in layers_on([ways])}
+    return BlockBound(link.stage, link.path, branch, shortcut, log, certified, reshaped, layers)

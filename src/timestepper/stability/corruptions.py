@@ -47,19 +47,15 @@ def corrupt(pixels: Tensor, name: str, severity: int, indices: Sequence[int], se
     key = (seed, NAMES.index(name), severity)
     if name == "shot_noise":
         corrupted = draws.poisson(pixels * strength, indices, *key) / strength
-    elif name == "impulse_noise":
-        corrupted = _impulses(pixels, draws.uniform(pixels, indices, *key), strength)
+    elif name == "impulse_noise":  # half of the chosen values become white, the other half black
+        chance = draws.uniform(pixels, indices, *key)
+        corrupted = torch.where(chance < strength, (chance < strength / 2).to(pixels), pixels)
+    elif name == "contrast":
+        mean = pixels.mean((2, 3), keepdim=True)
+        corrupted = mean + strength * (pixels - mean)
     else:
-        corrupted = {"blur": _blur, "contrast": _contrast, "brightness": _brightness, "jpeg": _jpeg}[name](
-            pixels, strength
-        )
+        corrupted = {"blur": _blur, "brightness": _brightness, "jpeg": _jpeg}[name](pixels, strength)
     return corrupted.clamp(0, 1)
-
-
-def _impulses(pixels: Tensor, chance: Tensor, amount: float) -> Tensor:
-    """Half of the chosen values become white, the other half black."""
-    with_white = torch.where(chance < amount / 2, 1.0, pixels)
-    return torch.where((chance >= amount / 2) & (chance < amount), 0.0, with_white)
 
 
 def _blur(pixels: Tensor, sigma: float) -> Tensor:
@@ -71,11 +67,6 @@ def _blur(pixels: Tensor, sigma: float) -> Tensor:
     padded = F.pad(pixels, (reach, reach, reach, reach), mode="replicate")
     rows = F.conv2d(padded, taps.reshape(1, 1, -1, 1).expand(channels, 1, -1, 1), groups=channels)
     return F.conv2d(rows, taps.reshape(1, 1, 1, -1).expand(channels, 1, 1, -1), groups=channels)
-
-
-def _contrast(pixels: Tensor, left: float) -> Tensor:
-    mean = pixels.mean((2, 3), keepdim=True)
-    return mean + left * (pixels - mean)
 
 
 def _brightness(pixels: Tensor, added: float) -> Tensor:

@@ -5,8 +5,6 @@ need no other treatment.
 """
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,34 +46,25 @@ class EulerBlock:
 @full_precision()
 def euler_condition(chain: Chain, *, sample: int = 0, count: int = 6) -> list[EulerBlock]:
     """Eq. 4 for every block, on the features that one sample has there."""
-    with _one_thread(chain.features[0].device):
-        return [*_blocks(chain, sample, count)]
-
-
-@contextmanager
-def _one_thread(device: torch.device) -> Iterator[None]:
-    """Thousands of tiny passes on a CPU gain nothing from a second thread, and on a busy machine wait for it."""
-    before = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
+    threads = torch.get_num_threads()
+    # Thousands of tiny passes on a CPU gain nothing from a second thread, and on a busy machine wait for it.
+    torch.set_num_threads(1 if chain.inputs.device.type == "cpu" else threads)
     try:
-        yield
+        pairs = zip(chain.features, chain.features[1:], strict=False)
+        return [_block(link, *pair, sample, count) for link, pair in zip(chain.links, pairs, strict=True)]
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
 
 
-def _blocks(chain: Chain, sample: int, count: int) -> Iterator[EulerBlock]:
-    for link, before, after in zip(chain.links, chain.features, chain.features[1:], strict=False):
-        if before.shape != after.shape:
-            skipped = f"{tuple(before.shape[1:])} to {tuple(after.shape[1:])}: no square Jacobian"
-            yield EulerBlock(link.stage, link.path, skipped=skipped)
-            continue
-        eigenvalues, converged = _extreme_eigenvalues(link, before[sample : sample + 1], count)
-        if len(eigenvalues) == 0:
-            yield EulerBlock(link.stage, link.path, converged=False, skipped="Arnoldi found no eigenvalue")
-            continue
-        radius = euler_radius(1.0, torch.from_numpy(eigenvalues)).item()
-        yield EulerBlock(link.stage, link.path, tuple(map(complex, eigenvalues)), radius, converged)
+def _block(link: Link, before: Tensor, after: Tensor, sample: int, count: int) -> EulerBlock:
+    if before.shape != after.shape:
+        skipped = f"{tuple(before.shape[1:])} to {tuple(after.shape[1:])}: no square Jacobian"
+        return EulerBlock(link.stage, link.path, skipped=skipped)
+    eigenvalues, converged = _extreme_eigenvalues(link, before[sample : sample + 1], count)
+    if len(eigenvalues) == 0:
+        return EulerBlock(link.stage, link.path, converged=False, skipped="Arnoldi found no eigenvalue")
+    radius = euler_radius(1.0, torch.from_numpy(eigenvalues)).item()
+    return EulerBlock(link.stage, link.path, tuple(map(complex, eigenvalues)), radius, converged)
 
 
 def branch(link: Link, features: Tensor) -> Tensor:
@@ -104,9 +93,7 @@ def _extreme_eigenvalues(link: Link, features: Tensor, count: int) -> tuple[np.n
         return (cotangent + pulled).reshape(-1).double().cpu().numpy()
 
     if size <= 4 * count:  # too small for Arnoldi
-        matrix = np.stack([product(row) for row in np.eye(size)])
-        eigenvalues = np.linalg.eigvals(matrix)
-        return _sorted(eigenvalues)[:count] - 1, True
+        return _sorted(np.linalg.eigvals(np.stack([product(row) for row in np.eye(size)])))[:count] - 1, True
     start = np.random.default_rng(0).standard_normal(size)
     operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
     with warnings.catch_warnings():

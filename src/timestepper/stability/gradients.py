@@ -39,7 +39,9 @@ def gradient_shares(chain: Chain, labels: Tensor | None = None) -> list[Gradient
     for index, link in enumerate(chain.links):
         here = at_features[index]
         (through,) = torch.autograd.grad(branches[index], features[index], at_sums[index], retain_graph=True)
-        end = _last_of_same_size(features, index)
+        end = index
+        while end + 1 < len(features) and features[end + 1].shape == here.shape:  # to the last ones of this size
+            end += 1
         residual = None if end == index else _ratio(here - at_features[end], here)
         shares.append(GradientShare(link.stage, link.path, _ratio(through, here), residual))
     return shares
@@ -70,13 +72,6 @@ def _recorded_run(chain: Chain) -> tuple[list[Tensor], list[Tensor], Tensor]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _last_of_same_size(features: list[Tensor], index: int) -> int:
-    end = index
-    while end + 1 < len(features) and features[end + 1].shape == features[index].shape:
-        end += 1
-    return end
 
 
 def _ratio(part: Tensor, whole: Tensor) -> float | None:

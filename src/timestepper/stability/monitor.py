@@ -4,8 +4,6 @@ The network's structure is looked at once. Then each look takes the newest weigh
 where the last look stopped: weights move little in an epoch, so a few rounds follow them.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -19,13 +17,6 @@ from timestepper.stability.operators import Parameters, parameters_of
 from timestepper.stability.precision import full_precision
 
 
-@dataclass(frozen=True)
-class _Block:
-    stage: str
-    site: Site
-    ways: Ways
-
-
 class Monitor:
     """``monitor.observe(net)`` gives the log-bound, its parts by stage and the evolution time, as scalars by name.
 
@@ -35,11 +26,9 @@ class Monitor:
     """
 
     def __init__(self, input_shape: tuple[int, int, int], *, rounds: int = 5, first: int = 50):
-        self.input_shape = input_shape
-        self.rounds = rounds
-        self.first = first
+        self.input_shape, self.rounds, self.first = input_shape, rounds, first
         self.memory: list[Tensor] = []
-        self._blocks: list[_Block] = []
+        self._blocks: list[tuple[str, Site, Ways]] = []  # each with its stage
 
     def prepare(self, net: nn.Module) -> None:
         """Find the ways through the network now, so that one whose bound is unknown is refused before it is trained."""
@@ -47,7 +36,7 @@ class Monitor:
         inputs = torch.randn(1, *self.input_shape, generator=torch.Generator().manual_seed(0)).to(reference)
         chain = open_chain(net, inputs)
         found = zip(chain.links, block_ways(chain), strict=True)
-        self._blocks = [_Block(link.stage, link.site, ways) for link, ways in found]
+        self._blocks = [(link.stage, link.site, ways) for link, ways in found]
 
     @full_precision()
     @torch.no_grad()
@@ -56,9 +45,9 @@ class Monitor:
         attached = api.is_attached(net)
         if not self._blocks:
             self.prepare(net)
-        layers = layers_on([block.ways for block in self._blocks])
+        layers = layers_on([ways for *_, ways in self._blocks])
         norms = warm_estimates(layers, _newest(net, attached), self.memory, self.rounds, self.first)
-        parts = [(block.stage, log_factor(*split(block.site, block.ways, norms.__getitem__))) for block in self._blocks]
+        parts = [(stage, log_factor(*split(site, ways, norms.__getitem__))) for stage, site, ways in self._blocks]
         scalars = {"log_bound": sum(part for _, part in parts)}
         scalars |= {f"log_bound/{stage}": part for stage, part in by_stage(parts).items()}
         if attached:

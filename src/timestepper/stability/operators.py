@@ -44,12 +44,12 @@ class Operator:
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name, in float32 or better."""
     tensors = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
-    return {
-        name: tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
-        if tensor.is_floating_point()
-        else tensor
-        for name, tensor in tensors.items()
-    }
+
+    def widened(tensor: Tensor) -> Tensor:
+        kind = torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
+        return tensor.detach().to(kind)
+
+    return {name: widened(tensor) for name, tensor in tensors.items()}
 
 
 def convolution(path: str, layer: nn.Conv2d, size: tuple[int, int]) -> Operator:
@@ -60,19 +60,16 @@ def convolution(path: str, layer: nn.Conv2d, size: tuple[int, int]) -> Operator:
     kernel = (layer.kernel_size[0], layer.kernel_size[1])
     if kernel == (1, 1):  # acts on each pixel alone, so one pixel is enough
         return Operator(Geometry(groups=layer.groups), path)
-    padding = layer.padding
-    if isinstance(padding, str):
-        padding = tuple(
-            d * (k - 1) // 2 if padding == "same" else 0 for d, k in zip(layer.dilation, kernel, strict=True)
-        )
-        if layer.padding == "same" and any(d * (k - 1) % 2 for d, k in zip(layer.dilation, kernel, strict=True)):
+    padding = (0, 0) if layer.padding == "valid" else layer.padding
+    if isinstance(padding, str):  # "same"
+        whole = [d * (k - 1) for d, k in zip(layer.dilation, kernel, strict=True)]
+        if any(pixels % 2 for pixels in whole):
             raise StabilityError(
                 f"{path} pads unevenly ('same' with an even kernel); use an odd kernel or a number for padding"
             )
-    return Operator(
-        Geometry(size, _pair(layer.stride), _pair(padding), _pair(layer.dilation), layer.groups),
-        path,
-    )
+        padding = tuple(pixels // 2 for pixels in whole)
+    (top, left), (down, across), (tall, wide) = padding, layer.stride, layer.dilation
+    return Operator(Geometry(size, (down, across), (top, left), (tall, wide), layer.groups), path)
 
 
 def linear(path: str) -> Operator:
@@ -90,7 +87,3 @@ def batch_norm(path: str, layer: nn.BatchNorm2d) -> Operator:
 def joined(convolution: Operator, norm: Operator) -> Operator:
     """A convolution and the batch norm behind it as one operator."""
     return replace(convolution, norm=norm.norm, eps=norm.eps)
-
-
-def _pair(values: tuple[int, ...]) -> tuple[int, int]:
-    return values[0], values[1]

@@ -13,6 +13,7 @@ from timestepper.stability.chain import Chain
 from timestepper.stability.precision import full_precision
 
 KINDS = ("random", "adversarial", "power")
+_TINY = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def _lengths(features: Tensor) -> Tensor:
 
 def _scaled(vectors: Tensor, lengths: Tensor) -> Tensor:
     """Each sample's vector at a length; a zero vector stays zero."""
-    scale = lengths / _lengths(vectors).clamp_min(_tiny(lengths))
+    scale = lengths / _lengths(vectors).clamp_min(_TINY)
     return (vectors * scale.reshape(-1, *[1] * (vectors.dim() - 1))).to(vectors.dtype)
 
 
@@ -122,8 +123,4 @@ def _unit(vectors: Tensor) -> Tensor:
 
 def _ratios(after: Tensor, before: Tensor) -> Tensor:
     """Growth per sample; where nothing was left to grow, nothing grew."""
-    return torch.where(before > 0, after / before.clamp_min(_tiny(before)), torch.zeros_like(after))
-
-
-def _tiny(tensor: Tensor) -> float:
-    return torch.finfo(tensor.dtype).tiny
+    return torch.where(before > 0, after / before.clamp_min(_TINY), torch.zeros_like(after))

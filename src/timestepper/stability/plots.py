@@ -1,5 +1,6 @@
 """The picture of one network over its depth."""
 
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,10 @@ def plot_depth(path: str | Path, found: dict[str, Any], title: str = "") -> None
     """Bound and measured growth of every block, and the step sizes below; ``found`` is what ``analyse`` gave."""
     from matplotlib.figure import Figure
 
-    blocks = found["blocks"]
+    blocks, depth = found["blocks"], np.arange(1, len(found["blocks"]) + 1)
     stepped = "step_size" in blocks[0]
     figure = Figure(figsize=(8, 4 + 2 * stepped), layout="constrained")
     panels = figure.subplots(1 + stepped, sharex=True, squeeze=False)[:, 0]
-    depth = np.arange(1, len(blocks) + 1)
     for name, label, style in CURVES:
         if name in blocks[0]:
             values = np.array([block[name] for block in blocks])
@@ -33,21 +33,18 @@ def plot_depth(path: str | Path, found: dict[str, Any], title: str = "") -> None
     panels[0].axhline(1, color="grey", linewidth=0.5)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", fontsize="small", ncols=3)
     if stepped:
-        least, mean, largest = (
-            np.array([block["step_size"][name] for block in blocks]) for name in ("least", "mean", "largest")
-        )
+        least, mean, largest = np.array([[b["step_size"][n] for b in blocks] for n in ("least", "mean", "largest")])
         panels[1].fill_between(depth, least, largest, alpha=0.3, step="mid", label="over channels")
         panels[1].step(depth, mean, where="mid", label="mean")
         panels[1].set(ylabel="step size", ylim=(0, 1.05 * max(1.0, largest.max())))
         panels[1].legend(fontsize="small")
-    for axes in panels:
-        for place in range(1, len(blocks)):
-            if blocks[place]["stage"] != blocks[place - 1]["stage"]:
-                axes.axvline(place + 0.5, color="grey", linewidth=0.5, linestyle="--")
+    ends = [place for place, (one, other) in enumerate(pairwise(blocks), 1) if one["stage"] != other["stage"]]
+    for axes, place in product(panels, ends):
+        axes.axvline(place + 0.5, color="grey", linewidth=0.5, linestyle="--")
     panels[-1].set_xlabel("block")
     panels[-1].xaxis.get_major_locator().set_params(integer=True)
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
-        reason = first_line(error)
-        raise StabilityError(f"the plot cannot be written ({reason}); give a .png, .svg or .pdf file") from None
+        why = first_line(error)
+        raise StabilityError(f"the plot cannot be written ({why}); give a .png, .svg or .pdf file") from None

@@ -5,7 +5,8 @@ Results do not depend on the batch size or, with ``share``, on the number of pro
 sample's index in the data set.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,8 @@ from timestepper.stability.chain import plain_copy, run
 from timestepper.stability.precision import full_precision
 
 Batches = Iterable[tuple[Tensor, Tensor]]
-Variants = Callable[[Tensor, Tensor, Sequence[int]], Iterator[Tensor]]
+Changed = Iterator[tuple[Hashable, Tensor]]  # the images of a batch, each time under the name of a change
+Change = Callable[[nn.Module, Tensor, Tensor, Sequence[int]], Changed]  # of images and labels, by their indices
 NOISE_LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 EPSILONS = (1 / 255, 2 / 255, 4 / 255, 8 / 255)
 
@@ -64,14 +66,14 @@ def noise(
     A draw is one noise image per sample, scaled by every level, so that levels differ in nothing else.
     """
 
-    def variants(images: Tensor, labels: Tensor, indices: Sequence[int]) -> Iterator[Tensor]:
+    def noisy(model: nn.Module, images: Tensor, labels: Tensor, indices: Sequence[int]) -> Changed:
         for draw in range(draws_each):
             unit = draws.normal(images, indices, seed, draw)
-            for level in levels:
-                yield images + level * unit
+            for level in dict.fromkeys(levels):
+                yield (level, draw), images + level * unit
 
-    scores = _scores(net, batches, lambda model: variants, draws_each * len(levels), share)
-    return {level: scores[number :: len(levels)] for number, level in enumerate(levels)}
+    scores = _scores(net, batches, noisy, share)
+    return {level: [scores[level, draw] for draw in range(draws_each)] for level in levels}
 
 
 def attacks(
@@ -86,16 +88,14 @@ def attacks(
 ) -> dict[str, dict[float, Score]]:
     """FGSM and PGD within ``epsilon`` in pixel values (0 to 1), by name and epsilon."""
 
-    def attack(model: nn.Module) -> Variants:
-        def variants(images: Tensor, labels: Tensor, indices: Sequence[int]) -> Iterator[Tensor]:
-            for epsilon in epsilons:
-                yield fgsm(model, images, labels, epsilon, scale)
-                yield pgd(model, images, labels, epsilon, scale, indices=indices, steps=steps, seed=seed)
+    def attacked(model: nn.Module, images: Tensor, labels: Tensor, indices: Sequence[int]) -> Changed:
+        for epsilon in dict.fromkeys(epsilons):
+            yield ("fgsm", epsilon), fgsm(model, images, labels, epsilon, scale)
+            found = pgd(model, images, labels, epsilon, scale, indices=indices, steps=steps, seed=seed)
+            yield ("pgd", epsilon), found
 
-        return variants
-
-    scores = _scores(net, batches, attack, 2 * len(epsilons), share)
-    return {name: dict(zip(epsilons, scores[n::2], strict=True)) for n, name in enumerate(("fgsm", "pgd"))}
+    scores = _scores(net, batches, attacked, share)
+    return {name: {epsilon: scores[name, epsilon] for epsilon in epsilons} for name in ("fgsm", "pgd")}
 
 
 def corrupted(
@@ -109,41 +109,33 @@ def corrupted(
 ) -> dict[str, list[Score]]:
     """Common corruptions: one score per severity, 1 to 5, by name."""
 
-    def variants(images: Tensor, labels: Tensor, indices: Sequence[int]) -> Iterator[Tensor]:
+    def corrupted(model: nn.Module, images: Tensor, labels: Tensor, indices: Sequence[int]) -> Changed:
         pixels = scale.decode(images).clamp(0, 1)
-        for name in names:
-            for severity in corruptions.SEVERITIES:
-                yield scale.encode(corruptions.corrupt(pixels, name, severity, indices, seed))
+        for name, severity in itertools.product(dict.fromkeys(names), corruptions.SEVERITIES):
+            yield (name, severity), scale.encode(corruptions.corrupt(pixels, name, severity, indices, seed))
 
-    count = len(corruptions.SEVERITIES)
-    scores = _scores(net, batches, lambda model: variants, len(names) * count, share)
-    return {name: scores[n * count : (n + 1) * count] for n, name in enumerate(names)}
+    scores = _scores(net, batches, corrupted, share)
+    return {name: [scores[name, severity] for severity in corruptions.SEVERITIES] for name in names}
 
 
 @full_precision()
 @torch.no_grad()
-def _scores(
-    net: nn.Module, batches: Batches, variants_of: Callable[[nn.Module], Variants], count: int, share: Share
-) -> list[Score]:
-    """One score per variant, in one pass over the data."""
+def _scores(net: nn.Module, batches: Batches, change: Change, share: Share) -> dict[Hashable, Score]:
+    """The score of every change, in one pass over the data."""
     model = plain_copy(net)
-    variants = variants_of(model)
-    sums: Tensor | None = None
+    sums: dict[Hashable, Tensor] = {}  # correct, loss, samples
     for step, (images, labels) in enumerate(batches):
-        if sums is None:
+        if not sums:
             run(model, images[:1])  # images that it cannot take are refused by their shape
-            sums = torch.zeros(count, 3, dtype=torch.float64, device=images.device)
-        changed = variants(images, labels, share.indices(step, len(images)))
-        for number, inputs in enumerate(changed):
-            sums[number] += _sums(model(inputs).float(), labels)
-    if sums is None:
+        for name, inputs in change(model, images, labels, share.indices(step, len(images))):
+            logits = model(inputs).float()
+            loss = F.cross_entropy(logits.double(), labels, reduction="sum", ignore_index=-1)
+            here = torch.stack([(logits.argmax(1) == labels).sum().double(), loss, (labels >= 0).sum().double()])
+            sums[name] = sums[name] + here if name in sums else here
+    if not sums:
         raise StabilityError("there are no images to evaluate; give at least one batch")
-    found = share.total(sums).tolist()
+    found = share.total(torch.stack([*sums.values()])).tolist()
     if not found[0][2]:
         raise StabilityError("no image has a label (all are -1); give images with labels of 0 or more")
-    return [Score(1 - correct / samples, loss / samples, int(samples)) for correct, loss, samples in found]
-
-
-def _sums(logits: Tensor, labels: Tensor) -> Tensor:
-    loss = F.cross_entropy(logits.double(), labels, reduction="sum", ignore_index=-1)
-    return torch.stack([(logits.argmax(1) == labels).sum().double(), loss, (labels >= 0).sum().double()])
+    scores = (Score(1 - correct / samples, loss / samples, int(samples)) for correct, loss, samples in found)
+    return dict(zip(sums, scores, strict=True))
