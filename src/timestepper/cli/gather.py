@@ -19,7 +19,7 @@ from timestepper.report import counts, groups, names
 from timestepper.report.claims import FOLDER, Claims, load_claims
 from timestepper.report.page import Computed, count_tables, tables_of, write_page
 from timestepper.report.results import duration
-from timestepper.report.tables import Table, TableCell, table
+from timestepper.report.tables import Table, TableCell
 from timestepper.runs.run import Run
 from timestepper.sweeps import plan, reproduce
 from timestepper.terminal import tell
@@ -136,7 +136,7 @@ def run_table(name: str, caption: str, runs: Iterable[Run], claims: Claims) -> T
         sets, hours = dict.fromkeys(name for run in same for name in run.sets), sum(run.hours for run in same)
         state = TableCell(told, tone="good" if list(states) == ["done"] else "")
         rows.append((label, ", ".join(sets), state, duration(3600 * hours) if hours else ""))
-    return table(name, caption, ("Runs", "For", "State", "Expected GPU time"), rows)
+    return Table(name, caption, ("Runs", "For", "State", "Expected GPU time"), rows)
 
 
 def describe(recipe: Recipe, claims: Claims) -> str:

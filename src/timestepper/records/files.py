@@ -52,21 +52,7 @@ def publish(run: Path, results: Path) -> None:
     """Put the record of a finished run into the results."""
     content = read(run)
     make_folder(results)
-    _write(content, results / file_name(content))
-
-
-def convert(path: Path) -> bool:
-    """Rewrite a record that is one file; whether it was one."""
-    source = validate.Source(path, RecordError, _RESTORE)
-    content = _sound(path, source)
-    if content["schema"] == WHOLE:
-        build(content, _arrays(content, path, source), source)  # what is no record of a run stays as it is
-        _write(content, path)
-    return content["schema"] == WHOLE
-
-
-def _write(content: dict[str, Any], path: Path) -> None:
-    """First the curves, which nobody reads without their summary."""
+    path = results / file_name(content)
     long = {key: content[key] for key in ("epochs", "step_sizes")}
     arrays = curves.split(content)
     if digest(curves.join(arrays)) != digest(long):
@@ -74,12 +60,8 @@ def _write(content: dict[str, Any], path: Path) -> None:
     data = curves.packed(arrays)
     summary = {key: value for key, value in content.items() if key not in long}
     summary |= {"schema": SCHEMA, "converted_from": content["sha256"], "curves": hashlib.sha256(data).hexdigest()}
-    write_atomic(_beside(path), data)
+    write_atomic(path.with_suffix(".npz"), data)  # first the curves, which nobody reads without their summary
     write_atomic(path, (_readable(with_checksum(summary)) + "\n").encode())
-
-
-def _beside(path: Path) -> Path:
-    return path.with_suffix(".npz")
 
 
 def _readable(content: dict[str, Any]) -> str:
@@ -108,18 +90,13 @@ def read_records(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
     """The records of some files, and a message for each file that is none."""
     records, problems = [], []
     for path in paths:
+        source = validate.Source(path, RecordError, _RESTORE)
         try:
-            records.append(read_record(path))
+            content = _sound(path, source)
+            records.append(build({**content, "path": str(path)}, _arrays(content, path, source), source))
         except RecordError as error:
             problems.append(str(error))
     return records, problems
-
-
-def read_record(path: Path) -> Record:
-    """One record, whole, untouched and finished."""
-    source = validate.Source(path, RecordError, _RESTORE)
-    content = _sound(path, source)
-    return build({**content, "path": str(path)}, _arrays(content, path, source), source)
 
 
 def _sound(path: Path, source: validate.Source) -> dict[str, Any]:
@@ -143,7 +120,7 @@ def _arrays(content: dict[str, Any], path: Path, source: validate.Source) -> cur
         validate.convert(content.get("epochs"), list[dict[str, Any]], source, "epochs")
         validate.convert(content.get("step_sizes"), dict[str, list], source, "step_sizes")
         return curves.split(content)
-    beside = _beside(path)
+    beside = path.with_suffix(".npz")
     try:
         data = beside.read_bytes()
         if hashlib.sha256(data).hexdigest() != content.get("curves"):

@@ -210,9 +210,8 @@ def load_claims(folder: Path = FOLDER) -> tuple[Claims, list[str]]:
     for path in files:
         try:
             claim = read_claim(path)
-            for statement in claim.statement:
-                if statement.id in owners:
-                    raise RecordError(f"{path}: statement {statement.id}: {owners[statement.id]} has this id already")
+            for name in (statement.id for statement in claim.statement if statement.id in owners):
+                raise RecordError(f"{path}: statement {name}: {owners[name]} has this id already")
             owners |= {statement.id: path for statement in claim.statement}
             claims[path.stem] = claim
         except RecordError as error:

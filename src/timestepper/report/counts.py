@@ -1,21 +1,15 @@
 """Tables 1, 2, 3 and 6: what was counted beside what the paper prints, with a footnote for every difference."""
 
 import itertools
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from timestepper.report.claims import COUNTS, Claim, Claims, Line, Note
-from timestepper.report.tables import Rows, Table, TableCell, table
+from timestepper.report.tables import Rows, Table, TableCell
 
 FORMULA_NETWORKS = {"timm/resnet34": "ResNet-34", "timm/resnet50": "ResNet-50"}  # that Table 1 is worked out on
 NO_REASON = "We know of no reason; a mistake in the claim file would look the same."
-_HEADINGS = {
-    "parameters_train": "Params (M), train",
-    "parameters_inference": "Params (M), infer",
-    "gflops_train": "GFLOPs, train",
-    "gflops_inference": "GFLOPs, infer",
-}
+_HEADINGS = ("Network", "Params (M), train", "Params (M), infer", "GFLOPs, train", "GFLOPs, infer")  # as COUNTS
 
 
 def agrees(ours: float, paper: float) -> bool:
@@ -40,12 +34,8 @@ def tables(claims: Claims, chosen: Claims, counted: dict[str, Any], shapes: dict
 
 def agreement(claims: Claims, counted: dict[str, Any]) -> tuple[int, int]:
     """How many of the counts that the paper prints come out to the printed digit, and of how many."""
-    pairs = [
-        (count(counted, line, quantity), paper)
-        for line in _counted(claims)
-        for quantity, paper in line.paper.items()
-        if quantity in COUNTS
-    ]
+    known = [(line, quantity) for line in _counted(claims) for quantity in line.paper if quantity in COUNTS]
+    pairs = [(count(counted, line, quantity), line.paper[quantity]) for line, quantity in known]
     return sum(ours is not None and agrees(ours, paper) for ours, paper in pairs), len(pairs)
 
 
@@ -69,7 +59,7 @@ def counts_table(claim: Claim, counted: dict[str, Any], known: Sequence[Note]) -
 
     rows = [(line.label, *(pair(line, quantity) for quantity in COUNTS)) for line in _counted({claim.name: claim})]
     caption = f"{claim.place}: parameters (millions) and GFLOPs at 224x224, paper / ours"
-    return table(f"{claim.name}-counts", caption, ("Network", *(_HEADINGS[q] for q in COUNTS)), rows, notes)
+    return Table(f"{claim.name}-counts", caption, _HEADINGS, rows, notes)
 
 
 def complexity_table(claim: Claim, counted: dict[str, Any]) -> Table:
@@ -99,23 +89,21 @@ def complexity_table(claim: Claim, counted: dict[str, Any]) -> Table:
         f"{claim.place}: parameters added in training, by the paper's formula and counted on our controllers, and "
         "those that inference keeps"
     )
-    return table(f"{claim.name}-counts", caption, columns, rows, notes)
+    return Table(f"{claim.name}-counts", caption, columns, rows, notes)
 
 
 def structure_table(claim: Claim, shapes: dict[str, Any]) -> Table:
     """Table 6: layer shapes stage by stage; a network of ours may have no such stage."""
     rows: Rows = []
-    places: Counter[str] = Counter()
+    left = {model: iter(stages) for model, stages in shapes.items()}
     for stage in claim.structure:
-        paper = _shown(vars(stage))
-        stages = shapes.get(stage.model, [])[places[stage.model] :]
-        ours = _shown(stages[0]) if stages else ("no such stage",) * 2
-        places[stage.model] += 1
+        paper, found = _shown(vars(stage)), next(left.get(stage.model, iter(())), None)
+        ours = _shown(found) if found else ("no such stage",) * 2
         name = f"{stage.label}, {stage.output_size}x{stage.output_size}"
         cells = (TableCell(o, tone="good" if o == p else "bad") for o, p in zip(ours, paper, strict=True))
         rows += [(f"{name}, paper", *paper), (f"{name}, ours", *cells)]
     columns = ("Stage", "Convolutions", "Controller: input, gates, output")
-    return table(f"{claim.name}-counts", f"{claim.place}: layer shapes, ours beside the paper's", columns, rows)
+    return Table(f"{claim.name}-counts", f"{claim.place}: layer shapes, ours beside the paper's", columns, rows)
 
 
 def _shown(stage: dict[str, Any]) -> tuple[str, str]:

@@ -120,8 +120,10 @@ def _duels(
         points = [point for found in curves.values() for line in found for point in line]
         if not points:
             continue
-        places = [x for x, _ in points]
-        span, heights = (min(places), max(places)), _heights([y for _, y in points], log_y)
+        places, values = zip(*points, strict=True)
+        # Zeros lie below any logarithmic axis, so curves of nothing else get 1 to 1.
+        low = min((value for value in values if value > 0), default=1.0) if log_y else min(0.0, *values)
+        span, heights = (min(places), max(places)), (low, max(low, *values))
         what = y_label.partition(",")[0]
         others = [subject for subject in curves if subject != PLAIN] or [PLAIN]
         for subject in others:
@@ -132,12 +134,6 @@ def _duels(
             group = f"{label(task)}: {what}" if len(others) > 1 else label(task)
             panels.append(Panel(group, f"{subject.label}: {what}", plot.svg(title, "; ".join(text))))
     return panels
-
-
-def _heights(values: Sequence[float], log: bool) -> tuple[float, float]:
-    """The ends of the vertical axis. Zeros lie below any logarithmic one, so curves of nothing else get 1 to 1."""
-    low = min((value for value in values if value > 0), default=1.0) if log else min(0.0, *values)
-    return low, max(low, *values)
 
 
 def draw(plot: svg.Plot, curves: list[Curve], css: str, name: str) -> str:
@@ -238,21 +234,21 @@ def final_steps(arms: Sequence[Arm], label: Label) -> Figure:
 
 def stability(arms: Sequence[Arm], label: Label) -> Figure:
     """The bound of Proposition 1 and measured growth, block by block, with the step sizes; a task has one axis."""
-    panels, logs = [], []
+    panels, cut = [], ""
     for task, bundle in by_task(arms).items():
         runs = {arm.subject: [(seed, r.stability) for seed, r in arm.runs.items() if r.stability] for arm in bundle}
-        drawn = [(f"{s.label}, seed {of[0][0]}", of[0][1], _lines(of[0][1])) for s, of in runs.items() if of]
-        values = [value for *_, lines in drawn for line in lines for value in line if value > 0]
-        for heading, found, lines in drawn:
-            plot = svg.Plot((1, len(found.log_bound)), (min(values), max(values)), "block", "factor", log_y=True)
-            for line, css in zip(lines, ("plain", "stepped", "quiet"), strict=True):
+        drawn = {f"{subject.label}, seed {of[0][0]}": _lines(of[0][1]) for subject, of in runs.items() if of}
+        values = [value for *lines, _ in drawn.values() for line in lines for value in line if value > 0]
+        for heading, (bound, largest, sizes, logs) in drawn.items():
+            plot = svg.Plot((1, len(bound)), (min(values), max(values)), "block", "factor", log_y=True)
+            for line, css in ((bound, "plain"), (largest, "stepped"), (sizes, "quiet")):
                 if line:
                     plot.line(list(enumerate(line, 1)), css)
-            text = f"Bound {_in_words(found.log_bound)}, measured growth {_in_words(_largest(found))}"
+            text = f"Bound {_in_words(logs[0])}, measured growth {_in_words(logs[1])}"
             title = f"Stability bound and measured growth, {label(task)}: {heading}"
             panels.append(Panel(label(task), heading, plot.svg(title, text)))
-            logs += [*found.log_bound, *_largest(found)]
-    cut = " A factor beyond 10^300 is drawn there." if any(abs(log) > _FLOAT for log in logs) else ""
+            if max(abs(log) for each in logs for log in each) > _FLOAT:
+                cut = " A factor beyond 10^300 is drawn there."
     caption = (
         "Per block: the factor of Proposition 1 with the real operators, the largest measured growth of a small "
         "perturbation, and the mean step size. Norms are power iteration's, from below, until ten rounds add less "
@@ -262,16 +258,14 @@ def stability(arms: Sequence[Arm], label: Label) -> Figure:
     return Figure("stability", "Bound and measured growth", caption, panels, legend)
 
 
-def _lines(found: Stability) -> tuple[list[float], list[float], list[float]]:
-    """Bound, largest measured growth and step size of every block; what no float holds is drawn at the edge of it."""
-    logs = (found.log_bound, _largest(found))
+def _lines(found: Stability) -> tuple[list[float], list[float], list[float], tuple[Sequence[float], Sequence[float]]]:
+    """Bound, largest growth that any search found, and step size of every block, and the first two as logarithms.
+
+    What no float holds is drawn at the edge of it.
+    """
+    logs = (found.log_bound, [max(of_block) for of_block in zip(*found.log_growth.values(), strict=True)])
     bound, largest = ([math.exp(min(max(log, -_FLOAT), _FLOAT)) for log in each] for each in logs)
-    return bound, largest, list(found.step_sizes)
-
-
-def _largest(found: Stability) -> list[float]:
-    """The logarithm of the largest growth that any search found, block by block."""
-    return [max(logs) for logs in zip(*found.log_growth.values(), strict=True)]
+    return bound, largest, list(found.step_sizes), logs
 
 
 def _in_words(logs: Sequence[float]) -> str:

@@ -59,7 +59,13 @@ def group(records: Iterable[Record]) -> list[Arm]:
     found: dict[tuple[Task, Subject], dict[int, Record]] = defaultdict(dict)
     for record in records:
         found[task_of(record), record.subject].setdefault(record.seed, record)
-    return sorted((Arm(*key, dict(sorted(runs.items()))) for key, runs in found.items()), key=_order)
+
+    def order(arm: Arm) -> tuple:
+        task = arm.task
+        network = (task.data, task.model.rstrip("0123456789"), task.depth)
+        return (*network, -task.epochs, task.batch_size, task.conditions, arm.subject.order)
+
+    return sorted((Arm(*key, dict(sorted(runs.items()))) for key, runs in found.items()), key=order)
 
 
 def repeated(records: Iterable[Record]) -> list[str]:
@@ -68,12 +74,6 @@ def repeated(records: Iterable[Record]) -> list[str]:
     pairs = [(record, first.setdefault((task_of(record), record.subject, record.seed), record)) for record in records]
     again = ((record, other) for record, other in pairs if record is not other)
     return [f"{record.path}: the same run as {other.path}; left out, remove one of them" for record, other in again]
-
-
-def _order(arm: Arm) -> tuple:
-    task = arm.task
-    network = (task.data, task.model.rstrip("0123456789"), task.depth)
-    return (*network, -task.epochs, task.batch_size, task.conditions, arm.subject.order)
 
 
 def task_of(record: Record) -> Task:

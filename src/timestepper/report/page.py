@@ -30,7 +30,7 @@ class Computed:
     solutions: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Section:
     """A heading with what stands under it; ``note`` says why there is nothing."""
 
@@ -39,6 +39,11 @@ class Section:
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
     note: str = ""
+
+    def __post_init__(self) -> None:
+        self.figures = [figure for figure in self.figures if figure.panels]
+        self.tables = [table for table in self.tables if table.rows]
+        self.note = "" if self.figures or self.tables else self.note
 
 
 def write_page(
@@ -80,40 +85,31 @@ def _sections(
     label = label_of(arms, claims)
     missing = "Not yet run." if claims else ""
     records = [record for arm in arms for record in arm.runs.values()]
-    made: list[tuple[str, str, str, list[Figure], list[Table]]] = [
-        ("idea", "The idea", "", [_idea()], []),
-        ("results", "Results", missing, [figures.comparison(arms, label)], [results.measured_table(arms, label)]),
-        ("claims", "What the paper says", "", [], [results.verdict_table(found)]),
-        ("learning", "Learning", missing, [figures.learning_curves(arms, label)], []),
-        ("noise", "Noise", missing, [figures.noise(arms, label)], [results.noise_table(arms, label)]),
-        ("depth", "Depth", missing, [figures.depth(arms, lambda task, extra: how(task, claims, extra))], []),
-        (
-            "steps",
-            "Step sizes",
-            missing,
-            [figures.final_steps(arms, label), figures.step_sizes(arms, label)],
-            [results.influence_table(arms, label)],
+    nothing = "There are no records yet: timestepper reproduce makes them."
+    steps = (figures.final_steps, figures.step_sizes)
+    sections = [
+        Section("idea", "The idea", [_idea()]),
+        Section(
+            "results", "Results", [figures.comparison(arms, label)], [results.measured_table(arms, label)], missing
         ),
-        ("folding", "Folding", missing, [], [results.fold_table(arms, label)]),
-        ("stability", "Stability", missing, [figures.stability(arms, label)], [results.stability_table(arms, label)]),
-        ("tables", "The paper's tables", "", [], _paper_tables(claims, arms, label)),
-        ("counts", "Parameters, GFLOPs and shapes", "", [], count_tables(claims, claims, computed)),
-        ("ivp", "An initial value problem", "", [figures.initial_value_problem(computed.solutions)], []),
-        ("pending", "Not yet run", "", [], [pending] if pending else []),
-        (
-            "records",
-            "Records",
-            "There are no records yet: timestepper reproduce makes them.",
-            [],
-            [results.record_table(records)],
+        Section("claims", "What the paper says", tables=[results.verdict_table(found)]),
+        Section("learning", "Learning", [figures.learning_curves(arms, label)], note=missing),
+        Section("noise", "Noise", [figures.noise(arms, label)], [results.noise_table(arms, label)], missing),
+        Section("depth", "Depth", [figures.depth(arms, lambda task, extra: how(task, claims, extra))], note=missing),
+        Section(
+            "steps", "Step sizes", [f(arms, label) for f in steps], [results.influence_table(arms, label)], missing
         ),
+        Section("folding", "Folding", tables=[results.fold_table(arms, label)], note=missing),
+        Section(
+            "stability", "Stability", [figures.stability(arms, label)], [results.stability_table(arms, label)], missing
+        ),
+        Section("tables", "The paper's tables", tables=_paper_tables(claims, arms, label)),
+        Section("counts", "Parameters, GFLOPs and shapes", tables=count_tables(claims, claims, computed)),
+        Section("ivp", "An initial value problem", [figures.initial_value_problem(computed.solutions)]),
+        Section("pending", "Not yet run", tables=[pending] if pending else []),
+        Section("records", "Records", tables=[results.record_table(records)], note=nothing),
     ]
-    sections = []
-    for name, title, note, drawn, tables in made:
-        drawn, tables = [figure for figure in drawn if figure.panels], [table for table in tables if table.rows]
-        if drawn or tables or note:
-            sections.append(Section(name, title, drawn, tables, "" if drawn or tables else note))
-    return sections
+    return [section for section in sections if section.figures or section.tables or section.note]
 
 
 def _idea() -> Figure:

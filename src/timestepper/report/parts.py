@@ -1,7 +1,7 @@
 """What each statement asks of the runs of one setting: estimates that must lie on one side of a bound."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import combinations
@@ -17,11 +17,17 @@ ACROSS_MODELS = ("trend", "keeps", "most")
 
 
 class Demand(NamedTuple):
-    """The parts of a statement; ``note`` says what they rest on, ``partial`` that the deepest network is not there."""
+    """The parts of a statement; ``note`` says what they rest on, ``partial`` that the deepest network is not there.
+
+    ``where``, ``short`` (not the paper's schedule) and ``conditions`` tell the setting that they were looked at in.
+    """
 
     parts: list[Part]
     note: str = ""
     partial: bool = False
+    where: str = ""
+    short: bool = True
+    conditions: tuple = ()
 
 
 class _NotRunError(Exception):
@@ -31,9 +37,43 @@ class _NotRunError(Exception):
 def ask(statement: Statement, arms: Sequence[Arm]) -> Demand | None:
     """None where nothing of the kind was run."""
     try:
-        return _ASKING[statement.check](statement, arms)
+        return _demand(statement, arms)
     except _NotRunError:
         return None
+
+
+def _demand(statement: Statement, arms: Sequence[Arm]) -> Demand:
+    value, margin = statement.value or 0.0, statement.margin or 0.0
+    match statement.check:
+        case "lower":
+            found = ((at, _apart(statement, arms, measure)) for at, measure in _measures(statement))
+            return Demand([Part(apart, "difference", at=at) for at, apart in found])
+        case "similar":  # more than "no difference seen": it must not be large to either side
+            apart = _apart(statement, arms, quantities.test_error)
+            parts = [Part(apart, "difference", side * EQUAL_MARGIN, above=side < 0) for side in (1, -1)]
+            return Demand(parts, f"allowed ±{EQUAL_MARGIN:g}")
+        case "near":
+            far: dict[str, Measure] = {
+                "first_steps": partial(quantities.first_steps_apart, value=value),
+                "all_first_steps": partial(quantities.first_steps_apart, value=value, last=True),
+                "last_stage": partial(quantities.last_stage_apart, value=value),
+            }
+            estimate = _mean(arms, statement.group, far[statement.quantity])
+            return Demand([Part(estimate, f"largest distance from {value:g}:", margin)], f"allowed {margin:g}")
+        case "increasing":  # all blocks of the last stage: they rise on the whole, and none stays far behind another
+            measures = (quantities.last_stage_rise, quantities.last_stage_least)
+            rise, least = (_mean(arms, statement.group, measure) for measure in measures)
+            parts = [Part(rise, "from block to block of the last stage", above=True)]
+            parts.append(Part(least, "smallest rise from earlier blocks to a later one", -margin, above=True))
+            return Demand(parts, f"a fall of {margin:g} is allowed")
+        case "most":  # the first network gains more than each of the others
+            gains = {model: _apart(statement, arms, quantities.test_error, model) for model in statement.over}
+            first, *others = ((f"depth {depth_of(model)}", gain) for model, gain in gains.items())
+            what = "difference of the differences"
+            return Demand([Part(difference(first[1], gain), what, at=at) for at, gain in others])
+        case "ranks":
+            return _ranks(statement, arms)
+    return _trend(statement, arms)
 
 
 def _mean(arms: Sequence[Arm], side: Side | None, measure: Measure, model: str = "") -> Estimate:
@@ -63,40 +103,6 @@ def _measures(statement: Statement) -> Iterator[tuple[str, Measure]]:
             yield f"tenth {tenth} of the training", partial(quantities.training_error, tenth=tenth)
     else:
         yield "", getattr(quantities, statement.quantity)
-
-
-def _lower(statement: Statement, arms: Sequence[Arm]) -> Demand:
-    measures = _measures(statement)
-    return Demand([Part(_apart(statement, arms, measure), "difference", at=at) for at, measure in measures])
-
-
-def _similar(statement: Statement, arms: Sequence[Arm]) -> Demand:
-    """Alike is more than "no difference seen": it must not be large to either side."""
-    apart = _apart(statement, arms, quantities.test_error)
-    parts = [Part(apart, "difference", side * EQUAL_MARGIN, above=side < 0) for side in (1, -1)]
-    return Demand(parts, f"allowed ±{EQUAL_MARGIN:g}")
-
-
-def _near(statement: Statement, arms: Sequence[Arm]) -> Demand:
-    value, margin = statement.value or 0.0, statement.margin or 0.0
-    far: dict[str, Measure] = {
-        "first_steps": partial(quantities.first_steps_apart, value=value),
-        "all_first_steps": partial(quantities.first_steps_apart, value=value, last=True),
-        "last_stage": partial(quantities.last_stage_apart, value=value),
-    }
-    estimate = _mean(arms, statement.group, far[statement.quantity])
-    return Demand([Part(estimate, f"largest distance from {value:g}:", margin)], f"allowed {margin:g}")
-
-
-def _increasing(statement: Statement, arms: Sequence[Arm]) -> Demand:
-    """All blocks of the last stage count: they rise on the whole, and none stays far behind an earlier one."""
-    measures, margin = (quantities.last_stage_rise, quantities.last_stage_least), statement.margin or 0.0
-    rise, least = (_mean(arms, statement.group, measure) for measure in measures)
-    parts = [
-        Part(rise, "from block to block of the last stage", above=True),
-        Part(least, "smallest rise from earlier blocks to a later one", -margin, above=True),
-    ]
-    return Demand(parts, f"a fall of {margin:g} is allowed")
 
 
 def _trend(statement: Statement, arms: Sequence[Arm]) -> Demand:
@@ -131,14 +137,6 @@ def _trend(statement: Statement, arms: Sequence[Arm]) -> Demand:
     return Demand(parts, note, partial=deepest not in used)
 
 
-def _most(statement: Statement, arms: Sequence[Arm]) -> Demand:
-    """The first network of ``over`` gains more than each of the others."""
-    first, *others = (_apart(statement, arms, quantities.test_error, model) for model in statement.over)
-    what = "difference of the differences"
-    depths = map(depth_of, statement.over[1:])
-    return Demand([Part(difference(first, e), what, at=f"depth {d}") for e, d in zip(others, depths, strict=True)])
-
-
 def _ranks(statement: Statement, arms: Sequence[Arm]) -> Demand:
     """Whether a larger bound goes with a larger rise of the error under noise; a kind of network counts once."""
     parts = []
@@ -152,15 +150,3 @@ def _ranks(statement: Statement, arms: Sequence[Arm]) -> Demand:
         found = rank_correlation(*zip(*points, strict=True))
         parts.append(Part(found, "rank correlation", above=True, at=f"noise {level:g}"))
     return Demand(parts, f"{len(points)} kinds of network")
-
-
-_ASKING: dict[str, Callable[[Statement, Sequence[Arm]], Demand]] = {
-    "lower": _lower,
-    "similar": _similar,
-    "near": _near,
-    "increasing": _increasing,
-    "trend": _trend,
-    "keeps": _trend,
-    "most": _most,
-    "ranks": _ranks,
-}

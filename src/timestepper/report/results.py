@@ -9,20 +9,10 @@ from timestepper.report import quantities
 from timestepper.report.claims import Claim, Line
 from timestepper.report.groups import Arm, Label, by_task, differences
 from timestepper.report.names import data_name
-from timestepper.report.statistics import (
-    CONTRADICTED,
-    EQUAL_MARGIN,
-    FEWEST,
-    NO_EFFECT,
-    NOT_RUN,
-    SUPPORTED,
-    mean_of,
-    signed,
-)
-from timestepper.report.tables import Rows, Table, TableCell, table
+from timestepper.report.statistics import EQUAL_MARGIN, FEWEST, NOT_RUN, STATES, mean_of, signed
+from timestepper.report.tables import Rows, Table, TableCell
 from timestepper.report.verdicts import Verdict
 
-_TONES = {SUPPORTED: "good", CONTRADICTED: "bad", NO_EFFECT: "bad", NOT_RUN: "quiet"}
 _NOT_RUN = TableCell(NOT_RUN, tone="quiet")
 _VERDICTS = (
     "Verdicts on the paper (its own words in quotation marks) and on our questions. Supported: the 95% interval (where "
@@ -49,7 +39,7 @@ def measured_table(arms: Sequence[Arm], label: Label) -> Table:
             rows.append((name, arm.error.spread(), apart, loss.spread(3), str(len(arm.runs)), *time))
     columns = ("Runs", "Test error, %", "Minus plain, 95% interval", "Training loss", "Seeds", *["GPU seconds"] * timed)
     caption = "All finished runs: last epoch, mean ± standard deviation over seeds; differences with Welch's interval"
-    return table("measured", caption, columns, rows)
+    return Table("measured", caption, columns, rows)
 
 
 def paper_table(claim: Claim, arms: Sequence[Arm], label: Label) -> Table:
@@ -65,7 +55,7 @@ def paper_table(claim: Claim, arms: Sequence[Arm], label: Label) -> Table:
         if not found:
             rows.append((name, paper, TableCell("", tone="quiet") if line.origin else _NOT_RUN, "", ""))
     columns = ("Network", "Paper, error %", "Measured", "95% interval of the mean", "Runs")
-    return table(claim.name, f"{claim.place}: {claim.title}", columns, rows)
+    return Table(claim.name, f"{claim.place}: {claim.title}", columns, rows)
 
 
 def _runs_of(line: Line, arms: Sequence[Arm]) -> list[Arm]:
@@ -96,7 +86,7 @@ def steps_table(claim: Claim, arms: Sequence[Arm], label: Label) -> Table:
             rows.append([name, *(mean.spread(3) if mean else "" for mean in means)])
         if not found:
             rows.append([f"{line.label}, measured", *[_NOT_RUN] * len(blocks)])
-    return table(claim.name, f"{claim.place}: {claim.title}", ("Network", *blocks), rows)
+    return Table(claim.name, f"{claim.place}: {claim.title}", ("Network", *blocks), rows)
 
 
 def noise_table(arms: Sequence[Arm], label: Label) -> Table:
@@ -110,7 +100,7 @@ def noise_table(arms: Sequence[Arm], label: Label) -> Table:
             cells = (mean_of(values).spread(1) if values else "" for values in means)
             rows.append((_name(arm, len(found), label), *cells))
     caption = "Test error in percent by standard deviation of the noise: mean ± standard deviation over seeds"
-    return table("noise-table", caption, ("Runs", *(f"{level:g}" for level in levels)), rows)
+    return Table("noise-table", caption, ("Runs", *(f"{level:g}" for level in levels)), rows)
 
 
 def stability_table(arms: Sequence[Arm], label: Label) -> Table:
@@ -129,7 +119,7 @@ def stability_table(arms: Sequence[Arm], label: Label) -> Table:
     caption = (
         "From the first block's input to the last block's output: decimal logarithm of the growth of a perturbation"
     )
-    return table("stability-table", caption, columns, rows)
+    return Table("stability-table", caption, columns, rows)
 
 
 def influence_table(arms: Sequence[Arm], label: Label) -> Table:
@@ -147,7 +137,7 @@ def influence_table(arms: Sequence[Arm], label: Label) -> Table:
         "of the weights; mean over seeds. Near zero means that its step sizes are learned constants"
     )
     columns = ("Runs", *(f"Stage {number}" for number in range(1, width)))
-    return table("influence", caption, columns, rows)
+    return Table("influence", caption, columns, rows)
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Table:
@@ -155,30 +145,25 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     rows = []
     for verdict in sorted(verdicts, key=lambda verdict: verdict.state == NOT_RUN):
         words = f" (\u201c{verdict.statement.words}\u201d)" if verdict.statement.words and verdict.main else ""
-        state = TableCell(verdict.state, tone=_TONES.get(verdict.state, ""))
+        state = TableCell(verdict.state, tone=STATES[verdict.state])
         where = verdict.where + (" (stand-in)" if verdict.stand_in else "")
         place = verdict.claim.place.partition(",")[0]
         rows.append((verdict.statement.text + words, place, state, verdict.detail, where))
-    return table("verdicts", _VERDICTS, ("Statement", "Where", "Verdict", "Measured", "On"), rows)
+    return Table("verdicts", _VERDICTS, ("Statement", "Where", "Verdict", "Measured", "On"), rows)
 
 
 def fold_table(arms: Sequence[Arm], label: Label) -> Table:
     """Attached network beside its folded twin, which must not differ."""
-    folds = [
-        (arm, seed, r.final.test.error, *r.final.fold) for arm in arms for seed, r in arm.runs.items() if r.final.fold
-    ]
-    rows = [
-        (
-            TableCell(f"{arm.subject.label}, seed {seed}", under=label(arm.task)),
-            f"{100 * error:.2f}",
-            f"{100 * folded:.2f}",
-            TableCell(f"{difference:.3g}", tone="" if difference else "good"),
-        )
-        for arm, seed, error, folded, difference in folds
-    ]
+    rows: Rows = []
+    for arm in arms:
+        for seed, final in ((seed, record.final) for seed, record in arm.runs.items() if record.final.fold):
+            folded, difference = final.fold or (0.0, 0.0)
+            name = TableCell(f"{arm.subject.label}, seed {seed}", under=label(arm.task))
+            equal = TableCell(f"{difference:.3g}", tone="" if difference else "good")
+            rows.append((name, f"{100 * final.test.error:.2f}", f"{100 * folded:.2f}", equal))
     caption = "Folding: the controller is gone, the function is the same"
     columns = ("Run", "Attached, test error, %", "Folded, test error, %", "Largest difference of logits")
-    return table("folding", caption, columns, rows)
+    return Table("folding", caption, columns, rows)
 
 
 def record_table(records: Sequence[Record]) -> Table:
@@ -195,7 +180,7 @@ def record_table(records: Sequence[Record]) -> Table:
         for record in sorted(records, key=lambda record: record.path)
     ]
     columns = ("Record", "Commit", "Device", "torch", "Data sha256", "Wall time")
-    return table("records", "The records behind this page", columns, rows)
+    return Table("records", "The records behind this page", columns, rows)
 
 
 def duration(seconds: float) -> str:

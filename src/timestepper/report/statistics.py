@@ -10,6 +10,7 @@ more than the other (tests/unit/report/test_report_false_verdicts.py).
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 CONFIDENCE = 0.95  # of the intervals that are shown, and of a direction
@@ -20,7 +21,7 @@ MINUS = "\N{MINUS SIGN}"
 
 SUPPORTED, CONTRADICTED, EQUAL, OPEN = "supported", "contradicted", "equal", "open"
 NO_EFFECT, NOT_RUN = "no effect possible", "not run"  # what is known before any run, and where there is none
-STATES = (SUPPORTED, CONTRADICTED, EQUAL, OPEN, NO_EFFECT, NOT_RUN)
+STATES = {SUPPORTED: "good", CONTRADICTED: "bad", EQUAL: "", OPEN: "", NO_EFFECT: "bad", NOT_RUN: "quiet"}  # tones
 
 
 @dataclass(frozen=True)
@@ -85,11 +86,10 @@ def mean_of(values: Iterable[float]) -> Estimate:
     """Of one sample."""
     numbers = [float(value) for value in values]
     count = len(numbers)
-    mean = math.fsum(numbers) / count
     if count < 2:
-        return Estimate(mean, (count,))
-    deviation = math.sqrt(math.fsum((number - mean) ** 2 for number in numbers) / (count - 1))
-    return Estimate(mean, (count,), deviation / math.sqrt(count), count - 1, deviation)
+        return Estimate(numbers[0], (count,))
+    deviation = stdev(numbers)
+    return Estimate(fmean(numbers), (count,), deviation / math.sqrt(count), count - 1, deviation)
 
 
 def combine(weights: Sequence[float], estimates: Sequence[Estimate]) -> Estimate:
@@ -163,14 +163,14 @@ class Part(NamedTuple):
         return self.estimate.chance(self.bound, self.above) <= (1 - confidence) / 2
 
     @property
+    def enough(self) -> bool:
+        """Whether there are the seeds that a verdict needs."""
+        return min(self.estimate.counts) >= FEWEST and self.estimate.known
+
+    @property
     def equal(self) -> bool:
         low, high = self.estimate.interval(EQUAL_CONFIDENCE)
         return low > -EQUAL_MARGIN and high < EQUAL_MARGIN
-
-
-def enough(parts: Sequence[Part]) -> bool:
-    """Whether there are the seeds that a verdict needs."""
-    return all(min(part.estimate.counts) >= FEWEST and part.estimate.known for part in parts)
 
 
 def refuted(parts: Sequence[Part]) -> list[bool]:
@@ -185,7 +185,7 @@ def decide(parts: Sequence[Part], points: bool = False) -> str:
     *Supported* needs every part for certain: no correction, since a false verdict needs them all. *Contradicted* needs
     one that certainly does not hold, and there the number of parts counts.
     """
-    if not enough(parts):
+    if not all(part.enough for part in parts):
         return OPEN
     if all(part.holds for part in parts):
         return SUPPORTED

@@ -21,23 +21,17 @@ def summarise(
     runs = sum(len(arm.runs) for arm in arms)
     lines = [f"{runs} finished {'run' if runs == 1 else 'runs'}."] if runs else ["No finished runs yet."]
     lines += [_compare(bundle, label) for bundle in _main_tasks(arms, claims)]
-    if found:
-        lines.append(_count_verdicts(verdicts.headline(found)))
+    if chosen := verdicts.headline(found):
+        states = [verdict.state for verdict in chosen]
+        told = ", ".join(f"{states.count(state)} {state}" for state in statistics.STATES if state in states)
+        decided = [verdict for verdict in chosen if verdict.state != statistics.NOT_RUN]
+        lesser = sum(verdict.short or verdict.stand_in for verdict in decided)
+        rest = f"; {lesser} of the {len(decided)} that were looked at rest on a short schedule or a smaller stand-in"
+        lines.append(f"Of {len(states)} statements of the paper: {told}{rest if lesser else ''}.")
     if counted:
         equal, total = counts.agreement(claims, counted)
         lines.append(f"{equal} of the paper's {total} parameter and GFLOPs figures come out to the printed digit.")
     return lines
-
-
-def _count_verdicts(chosen: Sequence[verdicts.Verdict]) -> str:
-    states = [verdict.state for verdict in chosen]
-    counted = ", ".join(f"{states.count(state)} {state}" for state in statistics.STATES if state in states)
-    text = f"Of {len(states)} statements of the paper: {counted}"
-    decided = [verdict for verdict in chosen if verdict.state != statistics.NOT_RUN]
-    lesser = sum(verdict.short or verdict.stand_in for verdict in decided)
-    if lesser:
-        text += f"; {lesser} of the {len(decided)} that were looked at rest on a short schedule or a smaller stand-in"
-    return f"{text}."
 
 
 def _main_tasks(arms: Sequence[Arm], claims: Claims) -> list[list[Arm]]:

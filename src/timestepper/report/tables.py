@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from timestepper.terminal import printable
 
@@ -26,15 +27,19 @@ class TableCell:
         return self.full + "".join(f"[{note}]" for note in self.notes)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Table:
-    """The first column names the rows."""
+    """The first column names the rows, of which most cells are mere text; ``notes`` are what cells' notes number."""
 
     name: str
     caption: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[TableCell, ...], ...]
-    notes: tuple[str, ...] = ()
+    columns: Sequence[str]
+    rows: Any
+    notes: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        cells = (tuple(each if isinstance(each, TableCell) else TableCell(each) for each in row) for row in self.rows)
+        self.columns, self.rows, self.notes = tuple(self.columns), tuple(cells), tuple(self.notes)
 
     @property
     def stacked(self) -> bool:
@@ -57,18 +62,6 @@ class Table:
 
 
 Rows = list[Sequence[TableCell | str]]
-
-
-def table(
-    name: str,
-    caption: str,
-    columns: Iterable[str],
-    rows: Sequence[Sequence[TableCell | str]],
-    notes: Iterable[str] = (),
-) -> Table:
-    """A table of cells, of which most are mere text; the notes of its cells are numbers of ``notes``."""
-    cells = (tuple(cell if isinstance(cell, TableCell) else TableCell(cell) for cell in row) for row in rows)
-    return Table(name, caption, tuple(columns), tuple(cells), tuple(notes))
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -10,24 +10,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from timestepper.report.claims import Claim, Claims, Place, Statement
 from timestepper.report.groups import Arm, Task, condition_labels, how, schedule_label
 from timestepper.report.names import data_name, model_name
 from timestepper.report.parts import ACROSS_MODELS, Demand, ask
-from timestepper.report.statistics import (
-    CONTRADICTED,
-    NOT_RUN,
-    OPEN,
-    SUPPORTED,
-    Part,
-    average,
-    decide,
-    enough,
-    refuted,
-    signed,
-)
+from timestepper.report.statistics import CONTRADICTED, NOT_RUN, OPEN, SUPPORTED, Part, average, decide, refuted, signed
 
 
 @dataclass(frozen=True)
@@ -42,15 +31,6 @@ class Verdict:
     short: bool = False
     stand_in: bool = False
     main: bool = True
-
-
-class _Setting(NamedTuple):
-    """What a statement asks for where it was looked at; ``short``: not the paper's schedule."""
-
-    where: str
-    asked: Demand
-    short: bool
-    conditions: tuple = ()
 
 
 def judge(claims: Claims, arms: Sequence[Arm], solutions: Mapping[str, Any] = MappingProxyType({})) -> list[Verdict]:
@@ -84,20 +64,25 @@ def _judge_runs(blank: Verdict, claims: Claims, arms: Sequence[Arm]) -> list[Ver
     local = replace(statement, over=statement.stand_over or statement.over)
     stand_in = _pool(replace(blank, stand_in=True), list(_settings(local, statement.stand_in, arms, claims)))
     if len(own) > 1 and any(own):
-        own.append([_together(blank, [each[-1] if each else blank for each in own])])
+        last = [each[-1] if each else blank for each in own]
+        states = [verdict.state for verdict in last]
+        state = states[0] if len(set(states)) == 1 else CONTRADICTED if CONTRADICTED in states else OPEN
+        told = (f"{_places([place])}: {found}" for place, found in zip(statement.on, states, strict=True))
+        short = any(verdict.short for verdict in last)
+        own.append([replace(blank, state=state, detail="; ".join(told), short=short)])
     every = [*(verdict for each in own for verdict in each), *stand_in] or [blank]
     main = (own[-1] if any(own) else stand_in or [blank])[-1]
     return [replace(verdict, main=verdict is main) for verdict in every]
 
 
-def _settings(statement: Statement, places: Sequence[Place], arms: Sequence[Arm], claims: Claims) -> Iterator[_Setting]:
+def _settings(statement: Statement, places: Sequence[Place], arms: Sequence[Arm], claims: Claims) -> Iterator[Demand]:
     """Where a statement was looked at; only runs under the same conditions are compared."""
     across = statement.check in ACROSS_MODELS or bool(statement.low and statement.low.model)
     for place in places:
         here = [arm for arm in arms if arm.task.data == place.data and place.model in ("", arm.task.model)]
         if statement.check == "ranks":
             if asked := ask(statement, here):
-                yield _Setting(f"all networks, {data_name(place.data)}", asked, short=True)
+                yield asked._replace(where=f"all networks, {data_name(place.data)}")
             continue
         labels = condition_labels(arm.task for arm in here)
         bundles: dict[Task, list[Arm]] = {}
@@ -108,26 +93,27 @@ def _settings(statement: Statement, places: Sequence[Place], arms: Sequence[Arm]
                 task = bundle[0].task
                 network = "" if across else f"{model_name(task.model)}, "
                 where = f"{network}{data_name(task.data)}, {how(task, claims, labels[task])}"
-                yield _Setting(where, asked, not schedule_label(task, claims)[1], task.conditions)
+                short = not schedule_label(task, claims)[1]
+                yield asked._replace(where=where, short=short, conditions=task.conditions)
 
 
-def _pool(blank: Verdict, settings: Sequence[_Setting]) -> list[Verdict]:
+def _pool(blank: Verdict, settings: Sequence[Demand]) -> list[Verdict]:
     """A verdict for each setting; the last one counts: that of all together, or of the paper's schedule.
 
     Averaged are those that differ in network, length and batch and in nothing else, and that have seeds enough.
     """
     found = [_verdict(blank, setting) for setting in settings]
-    whole = [setting for setting in settings if not setting.asked.partial and enough(setting.asked.parts)]
+    whole = [setting for setting in settings if not setting.partial and all(part.enough for part in setting.parts)]
     usual = Counter(setting.conditions for setting in whole).most_common(1)
     whole = [setting for setting in whole if setting.conditions == usual[0][0]]
-    alike = len({tuple((part.what, part.at) for part in setting.asked.parts) for setting in whole}) == 1
+    alike = len({tuple((part.what, part.at) for part in setting.parts) for setting in whole}) == 1
     if len(whole) > 1 and alike:
-        columns = zip(*(setting.asked.parts for setting in whole), strict=True)
+        columns = zip(*(setting.parts for setting in whole), strict=True)
         parts = [column[0]._replace(estimate=average([part.estimate for part in column])) for column in columns]
-        notes = {setting.asked.note for setting in whole if setting.asked.note}
+        notes = {setting.note for setting in whole if setting.note}
         note = "; ".join([*(notes if len(notes) == 1 else ()), f"mean of {len(whole)} settings"])
         short = any(setting.short for setting in whole)
-        together = _verdict(blank, _Setting("all of these together", Demand(parts, note), short))
+        together = _verdict(blank, Demand(parts, note, where="all of these together", short=short))
         states = {_verdict(blank, setting).state for setting in whole}
         if len((states | {together.state}) - {OPEN}) > 1:
             together = replace(together, state=OPEN, detail=f"{together.detail}; the settings disagree")
@@ -135,26 +121,15 @@ def _pool(blank: Verdict, settings: Sequence[_Setting]) -> list[Verdict]:
     return sorted(found, key=lambda verdict: (verdict.state != NOT_RUN, not verdict.short))
 
 
-def _verdict(blank: Verdict, setting: _Setting) -> Verdict:
-    statement, asked = blank.statement, setting.asked
+def _verdict(blank: Verdict, asked: Demand) -> Verdict:
+    statement = blank.statement
     detail = _detail(asked, statement)
     state = decide(asked.parts, points=statement.check == "lower" and "error" in statement.quantity)
     if asked.partial:
         state, detail = NOT_RUN, f"so far {detail}"
     elif statement.caution:
         state, detail = OPEN, f"{detail}; {statement.caution}"
-    return replace(blank, state=state, detail=detail, where=setting.where, short=setting.short)
-
-
-def _together(blank: Verdict, verdicts: Sequence[Verdict]) -> Verdict:
-    """Of a statement about several places, some of which may not have been run."""
-    states = [verdict.state for verdict in verdicts]
-    state = OPEN
-    if CONTRADICTED in states or len(set(states)) == 1:
-        state = CONTRADICTED if CONTRADICTED in states else states[0]
-    places = blank.statement.on
-    told = (f"{_places([place])}: {found}" for place, found in zip(places, states, strict=True))
-    return replace(blank, state=state, detail="; ".join(told), short=any(verdict.short for verdict in verdicts))
+    return replace(blank, state=state, detail=detail, where=asked.where, short=asked.short)
 
 
 def _detail(asked: Demand, statement: Statement) -> str:

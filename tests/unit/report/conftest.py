@@ -7,7 +7,7 @@ from timestepper.recipe.load import load
 from timestepper.records import load_records
 from timestepper.report.claims import load_claims
 from timestepper.report.page import write_page
-from timestepper.report.tables import table
+from timestepper.report.tables import Table
 from timestepper.runs.measure import complete
 from timestepper.runs.run import Run
 from timestepper.runs.start import train
@@ -45,7 +45,7 @@ def whole_page(results, computed, tmp_path_factory):
     claims, _ = load_claims()
     records, _ = load_records(results)
     out = folder / "page.html"
-    pending = table("pending", "Not yet run", ("Runs", "For"), [("ResNet-506, CIFAR-10, lstm", "fig5")])
+    pending = Table("pending", "Not yet run", ("Runs", "For"), [("ResNet-506, CIFAR-10, lstm", "fig5")])
     options = {"computed": computed, "pending": pending}
     problems = ["results/x.json: the checksum does not fit"]
     write_page(records, claims, out, folder / "page.md", "A <title> & more", problems=problems, **options)

@@ -105,7 +105,6 @@ def test_appendix_b_follows_its_own_rules():
             'model = "cifr/resnet8" }]',
             "on[1].model cannot be 'cifr/resnet8'",
         ),
-        ('model = "cifar/resnet8" }]', 'model = "resnet8" }]', "on[1].model cannot be 'resnet8'"),
         ('model = "cifar/resnet8" }]', 'model = "cifar/resnet9" }]', "'cifar/resnet9': CIFAR ResNets"),
         ('model = "cifar/resnet8" }]', 'model = "cifar/resnet2" }]', "'cifar/resnet2': CIFAR ResNets"),
         (
@@ -117,11 +116,6 @@ def test_appendix_b_follows_its_own_rules():
             'model = "cifar/resnet8" }]',
             'model = "cifar/resnet8_32x4d" }]',
             "resnet8_32x4d': CIFAR ResNets",
-        ),
-        (
-            '{ data = "digits", model',
-            '{ data = "digits", modle',
-            "on[1].modle is not known; did you mean",
         ),
         ('model = "cifar/resnet8"\n', 'model = "cifar/resent8"\n', "row[1].model cannot be 'cifar/resent8'"),
         ('on = [{ data = "digits", model = "cifar/resnet8" }]', "", "statement[1] on is missing"),
@@ -136,14 +130,10 @@ def test_appendix_b_follows_its_own_rules():
         ),
         ("on = [", 'over = ["cifar/resent8"]\non = [', "statement[1].over[1] cannot be 'cifar/resent8'"),
         ("test_error = 1.0", "test_error = 101.0", "paper of ResNet: test_error = 101 must be from 0 to 100"),
-        ("test_error = 1.0", "test_error = -1.0", "paper of ResNet: test_error = -1 must be from 0 to 100"),
         ("on = [", "gain = -0.3\non = [", "statement[1].gain cannot be -0.3"),
-        ("on = [", "gain = nan\non = [", "statement[1].gain cannot be nan"),
-        ("on = [", "margin = -0.5\non = [", "statement[1].margin cannot be -0.5"),
         ('"lstm"', '"fixed"', "statement[1].low.controller cannot be 'fixed'"),
         ('"lstm"', '"lstm(0.5)"', "statement[1].low.controller cannot be 'lstm(0.5)'"),
         ('"lstm"', '"lstm", descriptr = "visible"', "low.descriptr is not known; did you mean statement[1].low.desc"),
-        ('"lstm"', '"lstm", descriptor = "seen"', "statement[1].low.descriptor cannot be 'seen'"),
         ('"lstm"', '"plain", last_norm_init = -1', "statement[1].low.last_norm_init cannot be -1.0"),
         (
             'quantity = "test_error"',
@@ -151,16 +141,10 @@ def test_appendix_b_follows_its_own_rules():
             "statement[1].noise[2] cannot be 0.25: records have",
         ),
         ("[[statement]]", f"{STATEMENT}[[statement]]", "statement[1] id: another statement of this file has it"),
-        ("on = [", 'stand_in = [{ data = "digit" }]\non = [', "statement[1].stand_in[1].data cannot be 'digit'"),
         (
             'check = "lower"\nquantity = "test_error"',
             'check = "near"\nquantity = "first_steps"\ngroup = { controller = "lstm" }',
             "statement[1] value is missing",
-        ),
-        (
-            'check = "lower"\nquantity = "test_error"',
-            'check = "near"\nquantity = "first_steps"\ngroup = { controller = "lstm" }\nvalue = 0.5',
-            "statement[1] margin is missing",
         ),
         (
             'check = "lower"\nquantity = "test_error"',
@@ -172,24 +156,17 @@ def test_appendix_b_follows_its_own_rules():
             'check = "settled"\nstate = "not run"',
             "why is missing",
         ),
-        (
-            '{ controller = "lstm" }',
-            '{ controller = "lstm", model = "resnet8" }',
-            "low.model cannot be 'resnet8'",
-        ),
         ('{ controller = "lstm" }', '{ controller = "lstm", data = "digits" }', "statement[1].low.data is not known"),
     ],
 )
 def test_a_mistake_is_named_and_the_other_files_still_count(tmp_path, before, after, complaint):
-    text = GOOD + STATEMENT
-    assert before in text
-    (tmp_path / "good.toml").write_text(text.replace(before, after, 1))
+    assert before in GOOD + STATEMENT
+    (tmp_path / "good.toml").write_text((GOOD + STATEMENT).replace(before, after, 1))
     (tmp_path / "other.toml").write_text(GOOD.replace("good", "other"))
-    claims, problems = load_claims(tmp_path)
+    claims, (problem,) = load_claims(tmp_path)
     assert list(claims) == ["other"]
-    assert len(problems) == 1
-    assert str(tmp_path / "good.toml") in problems[0]
-    assert complaint in problems[0]
+    assert problem.startswith(f"{tmp_path / 'good.toml'}: ")
+    assert complaint in problem
 
 
 def claims_with(tmp_path, name, before, after, count=1):
@@ -209,8 +186,6 @@ def claims_with(tmp_path, name, before, after, count=1):
         ("table4", '"C-3_1" = 0.510', '"X" = 0.510', "paper of TSC-50: X = 0.51 must be one of test_error"),
         ("table4", '"C-3_1" = 0.510', '"C-3_0" = 0.510', "paper of TSC-50: C-3_0 = 0.51 must be one of"),
         ("table6", "gates = [32, 16]", "gates = [32]", "structure[1].gates must have 2 values, not [32]"),
-        ("table6", "input = [2304, 32]", "input = [2304]", "structure[2].input must have 2 values, not [2304]"),
-        ("table6", "output = [16, 64]", "output = []", "structure[1].output must have 2 values, not []"),
         ("table6", "[[3, 64], ", "[[3, 64, 1], ", "structure[1].convolutions[1] must have 2 values, not [3, 64, 1]"),
         ("table1", '"two_fc"', '"plain"', "formula[2].controller cannot be 'plain'"),
         (
@@ -220,15 +195,7 @@ def claims_with(tmp_path, name, before, after, count=1):
             "schedule[1].optimiser.lrr is not known; did you mean",
         ),
         ("training", '"crop_flip"', '"crop_flp"', "schedule[2].data.augment cannot be 'crop_flp'"),
-        ("training", "every = 30", "evry = 30", "schedule[1].schedule.evry is not known"),
         ("training", "lr = 0.1", 'lr = "0.1"', "schedule[1].optimiser.lr must be a number, not '0.1'"),
-        ("training", "every = 30", "every = 30.5", "schedule[1].schedule.every must be a whole number"),
-        (
-            "training",
-            "lr = 0.1",
-            "lr = nan",
-            "schedule[1].optimiser.lr cannot be nan",
-        ),
         (
             "training",
             "[0.5, 0.75]",
@@ -236,7 +203,6 @@ def claims_with(tmp_path, name, before, after, count=1):
             "schedule[2].schedule.milestones[2] cannot be inf",
         ),
         ("training", "epochs = 300", "epochs = -300", "schedule[2].epochs cannot be -300 (allowed: at least 1)"),
-        ("training", "[0.5, 0.75]", '["0.5"]', "schedule[2].schedule.milestones[1] must be a number"),
         (
             "table3",
             "gflops_train = 1.81",
@@ -244,7 +210,6 @@ def claims_with(tmp_path, name, before, after, count=1):
             "paper of TSC-ResNet-18: gflops_train = 1e+300 must be from 0 to",
         ),
         ("table4", '"C-3_1" = 0.510', '"C-3_1" = 51.0', "paper of TSC-50: C-3_1 = 51 must be from 0 to 1"),
-        ("table4", '"C-3_1" = 0.510', '"C-3_1" = -inf', "steps[1].paper.C-3_1 cannot be -inf"),
         ("table6", "blocks = 3", "blocks = -3", "structure[1].blocks cannot be -3"),
         ("table6", "gates = [32, 16]", "gates = [0, 16]", "structure[1].gates[1] cannot be 0"),
         ("table5", 'id = "table5-', 'id = "table4-depth"\n# ', "statement table4-depth: "),

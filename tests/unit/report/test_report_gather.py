@@ -8,7 +8,7 @@ from timestepper.cli.gather import check_folder, describe, run_table, show
 from timestepper.errors import RunDirectoryError
 from timestepper.recipe.load import load
 from timestepper.report.claims import load_claims
-from timestepper.report.tables import table
+from timestepper.report.tables import Table
 from timestepper.sweeps.plan import open_sets
 from timestepper.sweeps.reproduce import DONE, MISSING, UNMEASURED, UNRECORDED
 
@@ -95,7 +95,7 @@ def test_many_columns_of_figures_leave_a_name_its_room(capsys, monkeypatch, colu
     name = "ResNet-56, CIFAR-10, short schedule (120 epochs, batch 128): plain, 3 seeds"
     monkeypatch.setattr("sys.stdout.isatty", lambda: columns == "80")
     monkeypatch.setenv("COLUMNS", columns)
-    show([table("t", "caption", ("Runs", *map(str, range(11))), [(name, *["12.9 ± 1.2"] * 11)])])
+    show([Table("t", "caption", ("Runs", *map(str, range(11))), [(name, *["12.9 ± 1.2"] * 11)])])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert any("ResNet-56, CIFAR-10, short" in line for line in lines)
     assert len(lines) <= 12

@@ -17,7 +17,7 @@ from timestepper.report.groups import group
 from timestepper.report.page import Section, write_page
 from timestepper.report.statistics import CONTRADICTED, EQUAL, NO_EFFECT, NOT_RUN, OPEN, SUPPORTED
 from timestepper.report.summary import summarise
-from timestepper.report.tables import TableCell, table
+from timestepper.report.tables import Table, TableCell
 
 
 class Tags(HTMLParser):
@@ -69,7 +69,7 @@ def test_a_screen_reader_finds_its_way(whole_page):
 def test_what_neighbouring_rows_share_is_said_once_above_them(tmp_path):
     """On the page; Markdown, the terminal and JSON, which have no such headings, say the whole name in every row."""
     headings = {"a": "one <task>", "b": "one <task>", "c": "another", "d": ""}
-    made = table("t", "caption", ("Run", "Error"), [(TableCell(n, under=u), "1") for n, u in headings.items()])
+    made = Table("t", "caption", ("Run", "Error"), [(TableCell(n, under=u), "1") for n, u in headings.items()])
     section = Section("s", "Title", tables=(made,))
     text = page.render(title="", summary=(), sections=[section], problems=[], headline={})
     bodies = re.findall(r"<tbody.*?</tbody>", text, re.S)
@@ -248,8 +248,8 @@ def test_colours_have_contrast_in_light_and_dark():
 
 def test_markdown_shows_what_strings_say_and_does_nothing_of_it(tmp_path):
     hostile = "<script>alert(1)</script> [x](javascript:1) \x1b[31m & a\n# heading"
-    made = table("t", hostile, (hostile, "Error"), [(hostile, "1")], notes=(hostile,))
-    sections = [Section("s", hostile, tables=(made,), note=hostile)]
+    made = Table("t", hostile, (hostile, "Error"), [(hostile, "1")], notes=(hostile,))
+    sections = [Section("s", hostile, tables=(made,)), Section("n", "Nothing", note=hostile)]
     text = page.markdown(hostile, [hostile], sections, [hostile])
     assert text.count("&lt;script>alert(1)&lt;/script> [x]\\(javascript:1) \\x1b[31m &amp; a # heading") == 9
     assert "<script" not in text

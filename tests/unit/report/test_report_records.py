@@ -1,8 +1,6 @@
 import json
 import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,7 @@ import pytest
 from timestepper.files import digest, with_checksum
 from timestepper.records import RECORD, load_records
 from timestepper.records.curves import join, split, unpacked
-from timestepper.records.files import SCHEMA, WHOLE, convert
+from timestepper.records.files import WHOLE
 from timestepper.report.page import write_page
 
 
@@ -195,32 +193,6 @@ def test_what_a_record_says_does_not_depend_on_its_form(folder, whole):
 
     assert told(one) == told(other)
     assert len(one) == 4
-
-
-def test_a_conversion_keeps_the_checksum_and_every_number(whole):
-    before = {path: json.loads(path.read_text()) for path in whole.glob("*.json")}
-    told = load_records(whole)
-    done = subprocess.run([sys.executable, "-m", "timestepper.records", whole], capture_output=True, text=True)
-    assert done.stdout.count("converted") == len(before) == 4
-    assert load_records(whole) == told
-    for path, content in before.items():
-        summary = json.loads(path.read_text())
-        assert (summary.pop("schema"), summary.pop("converted_from")) == (SCHEMA, content["sha256"])
-        del summary["curves"], summary["sha256"]
-        again = {**summary, **join(unpacked(path.with_suffix(".npz").read_bytes())), "schema": WHOLE}
-        assert digest(again) == content["sha256"]
-    files = {path: path.read_bytes() for path in whole.iterdir()}
-    assert not any(convert(path) for path in before)
-    assert {path: path.read_bytes() for path in whole.iterdir()} == files
-
-
-def test_what_is_no_sound_record_is_not_converted(whole):
-    bad = whole / "lstm0.json"
-    rewrite(bad, lambda content: content["epochs"].pop())
-    text = bad.read_bytes()
-    done = subprocess.run([sys.executable, "-m", "timestepper.records", whole], capture_output=True, text=True)
-    assert (done.stdout.count("converted"), done.stderr.count("1 of 2 epochs")) == (3, 1)
-    assert (bad.read_bytes(), bad.with_suffix(".npz").exists()) == (text, False)
 
 
 @pytest.mark.parametrize("damage", ["missing", "of another record", "damaged"])

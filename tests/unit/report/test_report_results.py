@@ -11,7 +11,7 @@ from timestepper.report import results
 from timestepper.report.claims import Claim, Line, Statement
 from timestepper.report.groups import Arm, group, task_of
 from timestepper.report.statistics import MINUS, NOT_RUN, OPEN, SUPPORTED
-from timestepper.report.tables import TableCell, table
+from timestepper.report.tables import Table, TableCell
 from timestepper.report.verdicts import Verdict
 
 LSTM = subject_named("lstm")
@@ -186,5 +186,5 @@ def test_a_record_of_changed_files_says_so(records):
 
 
 def test_a_bar_in_a_text_is_no_column_of_a_markdown_table():
-    made = table("t", "caption", ("A", "B"), [("|y|", "1")])
+    made = Table("t", "caption", ("A", "B"), [("|y|", "1")])
     assert made.markdown().splitlines()[-1] == r"| \|y\| | 1 |"
