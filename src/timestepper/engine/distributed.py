@@ -129,6 +129,13 @@ def wrap(model: nn.Module, group: Group) -> nn.Module:
     return nn.parallel.DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
 
+def unshared(model: nn.Module) -> contextlib.AbstractContextManager:
+    """While it is open, backward adds to this rank's own gradients; the next one averages all that was added."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.no_sync()
+    return contextlib.nullcontext()
+
+
 def explain(error: RuntimeError, group: Group, step: int) -> TimestepperError | None:
     """The error to show where a runtime error means that another process is gone, else None."""
     lost = ("gloo", "connection", "nccl", "timed out", "timeout", "process group", "peer")

@@ -42,6 +42,7 @@ class TrainingPlan:
     checkpoint_epochs: int = 1  # 0: only at the end
     checkpoint_seconds: float = 0.0  # 0: not by the clock
     label_smoothing: float = 0.0  # of the loss
+    accumulate: int = 1  # parts of a batch that go through the network one after the other
 
 
 class Interrupted(Exception):
@@ -142,6 +143,7 @@ class Training:
                 self.runtime,
                 self.group,
                 self.plan.label_smoothing,
+                self.plan.accumulate,
             )
             self._update = self.runtime.graphed(step, self.group.active)
         self.model.train()

@@ -1,12 +1,13 @@
 """One update: forward, backward, the check that all is finite, and the optimiser, without a question to the host."""
 
+import contextlib
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from timestepper.engine.distributed import Group
+from timestepper.engine.distributed import Group, unshared
 from timestepper.engine.optimiser import parameters_of
 from timestepper.engine.runtime import Runtime
 
@@ -29,6 +30,10 @@ class Row:
 class UpdateStep:
     """The update as a function of images, labels and this rank's requests; returns the rows of all ranks, (world, 7).
 
+    With ``accumulate`` above 1 the batch goes through the network in so many parts of one size, whose gradients add up
+    to those of the mean over the whole batch: less memory for the same update. The ranks exchange them once, with the
+    last part. Controllers compute their step sizes anew for each part, from the same weights.
+
     Once a loss or gradient is not finite on any rank, this and all later updates leave weights and momentum as they
     are, on every rank: the host may learn of it late and nothing is lost.
     """
@@ -41,6 +46,7 @@ class UpdateStep:
         runtime: Runtime,
         group: Group,
         label_smoothing: float = 0.0,
+        accumulate: int = 1,
     ):
         self._model = model
         self._inner = inner  # the model without the wrapper that averages gradients
@@ -48,6 +54,7 @@ class UpdateStep:
         self._runtime = runtime
         self._group = group
         self._label_smoothing = label_smoothing
+        self._accumulate = accumulate
         self._parameters = parameters_of(optimiser)
         self._bad = torch.zeros((), device=runtime.device)
         # The fused kernels of torch.optim read these two attributes, as its gradient scaler sets them.
@@ -56,18 +63,28 @@ class UpdateStep:
 
     def __call__(self, images: Tensor, labels: Tensor, requests: Tensor) -> Tensor:
         self._optimiser.zero_grad(set_to_none=True)
-        with self._runtime.autocast():
-            logits = self._runtime.call(self._model, self._inner, images)
-        loss = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, label_smoothing=self._label_smoothing)
-        loss.backward()
+        parts = self._accumulate
+        counts = (labels != IGNORED).view(parts, -1).sum(1)
+        shares = counts / counts.sum()
+        sums = torch.zeros(2, device=self._runtime.device)
+        for number, part in enumerate(zip(images.chunk(parts), labels.chunk(parts), shares, strict=True), 1):
+            with unshared(self._model) if number < parts else contextlib.nullcontext():
+                sums += self._add_gradients(*part)
+        loss, correct = sums
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        loss = loss.detach()
         bad = ~(loss.isfinite() & norm.isfinite())
-        correct = (logits.detach().argmax(1) == labels).sum()
-        count = (labels != IGNORED).sum()
-        row = torch.stack([value.float() for value in (bad, loss, norm, correct, count)])
+        row = torch.stack([value.float() for value in (bad, loss, norm, correct, counts.sum())])
         rows = self._group.gather(torch.cat([row, requests]))
         self._bad.copy_(torch.maximum(self._bad, rows[:, 0].max()))
         self._optimiser.step()
         return rows
+
+    def _add_gradients(self, images: Tensor, labels: Tensor, share: Tensor) -> Tensor:
+        """Those of a part of the batch; what it contributes to the mean loss, and its hits."""
+        with self._runtime.autocast():
+            logits = self._runtime.call(self._model, self._inner, images)
+        loss = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, label_smoothing=self._label_smoothing)
+        loss = loss * share  # 1.0 where the batch is one part, which changes no bit
+        loss.backward()
+        return torch.stack([loss.detach(), (logits.detach().argmax(1) == labels).sum()])

@@ -159,6 +159,13 @@ def _check_together(recipe: Recipe, source: str) -> None:
             f"{source}: schedule.warmup_epochs {recipe.schedule.warmup_epochs:g} is more than run.epochs "
             f"{recipe.run.epochs}"
         )
+    batch, parts = recipe.data.batch_size, recipe.data.accumulate
+    if batch % parts:
+        near = next((n for n in range(parts, parts + 1000) if batch % n == 0), batch)
+        raise RecipeError(
+            f"{source}: data.accumulate cannot be {parts} (allowed: what divides data.batch_size, {batch}); "
+            f"did you mean {near}?"
+        )
     folder = recipe.data.name in ("folder", "imagenet")
     if recipe.data.augment == "resized_crop" and not folder:
         raise RecipeError(f"{source}: data.augment resized_crop is for image folders, not {recipe.data.name}")

@@ -59,6 +59,9 @@ class DataSettings:
         choices=("none", "shift", "crop_flip", "resized_crop"),
     )
     batch_size: int = setting(64, "Images per update, over all processes together.", least=1)
+    accumulate: int = setting(
+        1, "Parts of a batch that a process puts through the network one after the other, to need less memory.", least=1
+    )
     test_batch_size: int = setting(500, "Images per evaluated batch, over all processes together.", least=1, free=True)
     size: int = setting(224, "Edge of the square input of image folders, in pixels.", least=8)
     resize: int | None = setting(None, "Shorter side before the centre crop of image folders.", least=8)

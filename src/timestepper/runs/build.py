@@ -39,10 +39,12 @@ def train_loader(recipe: Recipe, images: Any, runtime: Runtime, group: Group) ->
             f"data.batch_size cannot be {wanted.batch_size} (allowed: at most {len(images)}, the training images of "
             f"{wanted.name})"
         )
-    if wanted.batch_size % group.world:
+    parts = group.world * wanted.accumulate
+    if wanted.batch_size % parts:
+        each = f", in {wanted.accumulate} parts each (data.accumulate)" if wanted.accumulate > 1 else ""
         raise RecipeError(
-            f"data.batch_size {wanted.batch_size} cannot be shared equally by {group.world} processes; choose a "
-            f"multiple of {group.world} or another number of processes"
+            f"data.batch_size {wanted.batch_size} cannot be shared equally by {group.world} processes{each}; choose a "
+            f"multiple of {parts} or another number of processes"
         )
     return _loader(recipe, images, runtime, group, batch_size=wanted.batch_size, augment=wanted.augment, training=True)
 
@@ -180,7 +182,8 @@ def schedule(recipe: Recipe, steps_per_epoch: int) -> Schedule:
 
 def plan(recipe: Recipe) -> TrainingPlan:
     """What to minimise; when to log, evaluate and save."""
-    return _made(TrainingPlan, recipe.run, label_smoothing=recipe.optimiser.label_smoothing)
+    loss = {"label_smoothing": recipe.optimiser.label_smoothing, "accumulate": recipe.data.accumulate}
+    return _made(TrainingPlan, recipe.run, **loss)
 
 
 def runtime(recipe: Recipe, device: torch.device, tell: Callable[[str], None]) -> Runtime:

@@ -32,7 +32,7 @@ def kind_of(recipe: Recipe) -> str:
     """What compiled code depends on; seeds and starting values share theirs."""
     told = as_dict(recipe)
     network = told["model"] | {"last_norm_init": None}
-    data = {name: told["data"][name] for name in ("name", "size", "batch_size", "test_batch_size")}
+    data = {name: told["data"][name] for name in ("name", "size", "batch_size", "accumulate", "test_batch_size")}
     return json.dumps([network, told["controller"], data, told["runtime"]])
 
 

@@ -14,7 +14,7 @@ from timestepper.engine.loop import Interrupted
 from timestepper.engine.signals import Signals
 from timestepper.errors import DiskFullError, TimestepperError
 
-CASES = ("train", "signal", "evaluation", "nan", "full", "norm")
+CASES = ("train", "signal", "evaluation", "nan", "full", "norm", "parts")
 
 
 class NaNOnce(nn.Module):
@@ -39,7 +39,9 @@ def train(case, folder, group):
     signals = Signals()
     model = NaNOnce(group.rank) if case == "nan" else network(norm=case == "norm", dropout=0.0)
     folder = folder / case if group.rank == 0 else None
-    run = training(folder, model=model, group=group, signals=signals, checkpoint_steps=2)
+    run = training(
+        folder, model=model, group=group, signals=signals, checkpoint_steps=2, accumulate=2 if case == "parts" else 1
+    )
     if case == "full" and group.rank == 0:
         run.journal.save = no_space
     asked_at = {"signal": 3, "evaluation": 5}.get(case)
@@ -60,7 +62,10 @@ if __name__ == "__main__":
     group = distributed.start(torch.device("cpu"), 60)
     try:
         for case in CASES:
-            print(f"{case}: {train(case, Path(sys.argv[1]), group)}", flush=True)
+            with torch.profiler.profile() as profile:
+                print(f"{case}: {train(case, Path(sys.argv[1]), group)}", flush=True)
+            sums = sum(event.count for event in profile.key_averages() if event.key == "gloo:all_reduce")
+            print(f"sums of {case}: {sums}", flush=True)
     finally:
         distributed.stop()
     sys.stdout.flush()

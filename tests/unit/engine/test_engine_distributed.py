@@ -48,6 +48,28 @@ def test_two_processes_give_the_losses_and_weights_of_one(together, alone):
     close(finished)
 
 
+def end_of(folder):
+    run = training(folder, model=network(norm=False, dropout=0.0))
+    close(run)
+    return [*run.model.state_dict().values(), *run.state()["momentum"]]
+
+
+def test_two_processes_are_bit_equal_to_one_that_takes_its_batch_in_two_parts(together, tmp_path):
+    """Halves of numbers are exact, and a sum of two has one order: each rank's share is one part."""
+    run = training(tmp_path / "run", model=network(norm=False, dropout=0.0), accumulate=2)
+    run.run()
+    close(run)
+    ours, theirs = end_of(together[0] / "train"), end_of(tmp_path / "run")
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_two_processes_with_two_parts_each_exchange_gradients_once_an_update(together, alone):
+    folder, ends = together
+    assert [end["parts"] for end in ends] == ["finished at 10"] * 2
+    assert {end["sums of train"] for end in ends} == {end["sums of parts"] for end in ends} != {"0"}
+    assert losses(folder / "parts") == pytest.approx(losses(alone[0]), rel=1e-5)
+
+
 def test_two_processes_test_all_images_with_the_statistics_that_are_saved(together):
     folder, ends = together
     assert [end["norm"] for end in ends] == ["finished at 10"] * 2

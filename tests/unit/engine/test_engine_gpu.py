@@ -58,7 +58,14 @@ def assert_close(ours, theirs, tolerance=1e-4):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"precision": "bf16"}, {"channels_last": True}, {"compile": True}, {"kind": "adamw", "lr": 0.01}],
+    [
+        {},
+        {"precision": "bf16"},
+        {"channels_last": True},
+        {"compile": True},
+        {"kind": "adamw", "lr": 0.01},
+        {"accumulate": 4},
+    ],
 )
 def test_a_graph_trains_like_single_steps(options):
     graphed, single = gpu_training(cuda_graph=True, epochs=4, **options), gpu_training(epochs=4, **options)

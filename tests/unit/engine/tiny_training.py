@@ -34,8 +34,8 @@ class TinyBatches:
             images = torch.randn(BATCH, 1, 4, 4, generator=source) + labels[:, None, None, None]
             if not self.training:
                 labels[self.samples - step * BATCH :] = -1
-            share = slice(self.rank, None, self.world)
-            yield images[share].to(self.device), labels[share].to(self.device)
+            share = [batch.chunk(self.world)[self.rank].to(self.device) for batch in (images, labels)]
+            yield share[0], share[1]
 
 
 def network(norm=True, dropout=0.2):

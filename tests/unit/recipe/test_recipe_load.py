@@ -136,6 +136,15 @@ def test_overrides():
             "[data]\nname = 'folder'\nresize = 200",
             r"x\.toml: data\.resize cannot be 200 \(allowed: at least data\.size, 224",
         ),
+        (
+            "[data]\naccumulate = 3",
+            r"x\.toml: data\.accumulate cannot be 3 \(allowed: what divides data\.batch_size, 64\); did you mean 4\?",
+        ),
+        ("[data]\naccumulate = 65", r"did you mean 64\?"),
+        ("[data]\naccumulate = 0", r"data\.accumulate cannot be 0 \(allowed: at least 1\)"),
+        ("[data]\naccumulate = 2.0", r"data\.accumulate must be a whole number"),
+        ("[data]\nacumulate = 2", r"did you mean data\.accumulate\?"),
+        (f"[data]\nbatch_size = {10**15}\naccumulate = {10**14 + 1}", r"did you mean 1000000000000000\?"),
         ("[data]\naugment = 'resized_crop'", r"data\.augment resized_crop is for image folders, not digits"),
     ],
 )

@@ -227,6 +227,11 @@ def test_any_number_of_processes_shares_the_test_images(world):
             3,
             r"data\.batch_size 64 cannot be shared equally by 3 processes; choose a multiple of 3",
         ),
+        (
+            "data.accumulate=32",
+            4,
+            r"64 cannot be .* by 4 processes, in 32 parts each \(data\.accumulate\); choose a multiple of 128",
+        ),
     ],
 )
 def test_an_impossible_batch_names_its_key(change, world, message):

@@ -32,6 +32,7 @@ def test_the_same_recipe_goes_on_silently():
     ("change", "text"),
     [
         ("data.batch_size=32", "data.batch_size 64 -> 32"),
+        ("data.accumulate=2", "data.accumulate 1 -> 2"),
         ("optimiser.lr=0.2", r"optimiser\.lr 0\.1 -> 0\.2"),
         ("run.seed=9", r"run\.seed 0 -> 9"),
         ("schedule.law=cosine", r"schedule\.law 'steps' -> 'cosine'"),

@@ -39,7 +39,8 @@ def test_what_compiled_code_depends_on_makes_a_kind():
         recipe("run.seed=1", "run.epochs=3", "optimiser.lr=1", "model.last_norm_init=0.5")
     )
     assert kind_of(recipe()) == kind_of(recipe("data.root=/elsewhere", "data.workers=2"))
-    for other in ("controller.kind=lstm", "data.batch_size=32", "runtime.precision=bf16", "model.name=cifar/resnet14"):
+    changes = ("controller.kind=lstm", "data.batch_size=32", "data.accumulate=2")
+    for other in (*changes, "runtime.precision=bf16", "model.name=cifar/resnet14"):
         assert kind_of(recipe()) != kind_of(recipe(other)), other
 
 
