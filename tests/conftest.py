@@ -1,5 +1,6 @@
 """Shared by all tests: one thread (several tests run side by side) and the tables of tiny cases on the path."""
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -47,3 +48,15 @@ def unused_port() -> int:
     from ranks import free_port  # on the path only now
 
     return free_port()
+
+
+@pytest.fixture
+def figure(request: pytest.FixtureRequest):
+    """Note what a test has measured, in the file that $TIMESTEPPER_FIGURES names (for docs/reliability.md)."""
+
+    def note(**values: object) -> None:
+        if path := os.environ.get("TIMESTEPPER_FIGURES"):
+            with open(path, "a") as file:
+                file.write(json.dumps({"test": request.node.name, **values}) + "\n")
+
+    return note

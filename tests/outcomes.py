@@ -1,6 +1,8 @@
-"""How a command ended, and what it said."""
+"""How a command ended, what it said, and what a run leaves behind."""
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -27,3 +29,16 @@ def message_of(stderr: str) -> str:
     assert "Traceback" not in stderr
     (message,) = errors_of(stderr)
     return message
+
+
+def remains(folder: Path) -> dict[str, object]:
+    """All that must not depend on how a run was brought to its end."""
+    record = json.loads((folder / "record.json").read_text())
+    last = sorted((folder / "checkpoints").glob("step-*.pt"))[-1]
+    return {
+        "weights": (folder / "weights.safetensors").read_bytes(),
+        "metrics": (folder / "metrics.jsonl").read_bytes(),
+        "checkpoint": (last.name, last.read_bytes()),
+        "final": record["final"],
+        "step sizes": record["step_sizes"],
+    }

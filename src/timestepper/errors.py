@@ -101,6 +101,10 @@ class LaunchError(TimestepperError, ValueError):
     """Environment variables of a distributed job that make no sense."""
 
 
+class ClusterError(TimestepperError, RuntimeError):
+    """A cluster that is not there or refuses a job, or an option for it that makes no sense."""
+
+
 class StabilityError(TimestepperError, ValueError):
     """A network or input for which a stability figure cannot be computed; the message names the layer."""
 
@@ -112,6 +116,7 @@ class RecordError(TimestepperError, ValueError):
 _EXTRAS = {  # package as it is imported: which part of pyproject.toml's optional dependencies brings it
     **dict.fromkeys(("typer", "rich", "PIL", "torchvision", "timm", "sklearn", "tensorboard"), "train"),
     **dict.fromkeys(("scipy", "jinja2", "matplotlib"), "report"),
+    "submitit": "cluster",
 }
 
 

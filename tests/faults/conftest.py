@@ -1,6 +1,5 @@
 """What the fault tests share: uninterrupted runs to compare with."""
 
-import json
 import os
 import random
 import time
@@ -18,18 +17,6 @@ def chance(request: pytest.FixtureRequest) -> random.Random:
     seed = int(os.environ.get("TIMESTEPPER_SEED", time.time_ns() % 2**32 if full else 0))
     print(f"TIMESTEPPER_SEED={seed}")
     return random.Random(seed)
-
-
-@pytest.fixture
-def figure(request: pytest.FixtureRequest):
-    """Note what a test has measured, in the file that $TIMESTEPPER_FIGURES names (for docs/reliability.md)."""
-
-    def note(**values: object) -> None:
-        if path := os.environ.get("TIMESTEPPER_FIGURES"):
-            with open(path, "a") as file:
-                file.write(json.dumps({"test": request.node.name, **values}) + "\n")
-
-    return note
 
 
 # -- data and an uninterrupted run ----------------------------------------------------------------------------

@@ -25,11 +25,11 @@ def test_every_optional_package_is_known():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     found = {
         IMPORTED_AS.get(name, name): extra
-        for extra in ("train", "report")
+        for extra in ("train", "report", "cluster")
         for name in (line.partition(">=")[0] for line in extras[extra])
     }
     assert found == _EXTRAS
-    assert extras["all"] == ["timestepper[train,report]"]
+    assert extras["all"] == ["timestepper[train,report,cluster]"]
 
 
 def test_the_tested_versions_are_written_down_and_allowed():
@@ -63,6 +63,7 @@ def test_the_library_works_without_all_of_them(tmp_path):
         ("jinja2", ["report"], "report"),
         ("scipy", ["stability", "figure1"], "report"),
         ("scipy", ["reproduce", "fig1"], "report"),
+        ("submitit", ["sweep", "smoke/digits", "--cluster", "local"], "cluster"),
     ],
 )
 def test_a_missing_package_is_named_with_what_installs_it(package, arguments, extra, tmp_path):

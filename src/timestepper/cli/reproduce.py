@@ -1,12 +1,15 @@
 """timestepper reproduce: a table or figure of the paper, trained where needed, ours beside the paper's."""
 
 import contextlib
+import functools
 import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from timestepper.cli.sweep import CHECKPOINT_SECONDS, Cluster, ClusterChoice, ClusterOptions, cluster_options, warned
 
 if TYPE_CHECKING:
     from timestepper.runs.run import Run
@@ -34,6 +37,8 @@ def reproduce(
     results: Annotated[Path, typer.Option(help="folder of records")] = Path("results"),
     runs: Annotated[Path, typer.Option(help="folder of run directories")] = Path("runs"),
     jobs: Annotated[int, typer.Option(min=1, help="runs to train at a time on one GPU, as sweep does")] = 1,
+    cluster: ClusterChoice = None,
+    cluster_option: ClusterOptions = None,
     claims: Annotated[
         Path | None, typer.Option(help="folder of the paper's numbers; by default the shipped ones")
     ] = None,
@@ -48,9 +53,12 @@ def reproduce(
     from timestepper.cli import gather
     from timestepper.cli.report import TITLE
     from timestepper.errors import RecipeError
+    from timestepper.sweeps.jobs import note
+    from timestepper.sweeps.reproduce import DONE
 
-    if jobs > 1 and torchrun.launched():
-        raise RecipeError("--jobs trains several runs in one process; start it without torchrun, or leave --jobs out")
+    if (jobs > 1 or cluster) and torchrun.launched():
+        raise RecipeError("--jobs and --cluster spread the runs by themselves; start it without torchrun")
+    options = cluster_options(cluster, cluster_option)
     gather.check_folder(claims or gather.FOLDER, "--claims", needed=True)
     if page:
         gather.check_page(page, "--page")
@@ -64,24 +72,42 @@ def reproduce(
     code = 0
     if wanted and not list_only:
         with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
-            code = _bring_to_end(wanted, results, jobs, changes)
+            code = _bring_to_end(wanted, results, runs, jobs, changes, cluster, options)
         found.read()
     found.warn()
-    gather.show([found.plan_table(name, wanted)] if list_only else found.tables(name, wanted), json)
+    if list_only or cluster:
+        wanted = found.plan(name, schedule is Length.short, changes)
+        with warned():
+            note(wanted, runs, settled=(DONE,))
+    unfinished = list_only or (cluster and any(run.state != DONE for run in wanted))
+    gather.show([found.plan_table(name, wanted)] if unfinished else found.tables(name, wanted), json)
     if page:
         found.write(page, TITLE)
     raise typer.Exit(code)
 
 
-def _bring_to_end(runs: list["Run"], results: Path, jobs: int, overrides: list[str]) -> int:
-    from timestepper.cli.sweep import CHECKPOINT_SECONDS, widen_device_queue
+def _bring_to_end(
+    wanted: list["Run"],
+    results: Path,
+    runs: Path,
+    jobs: int,
+    overrides: list[str],
+    cluster: Cluster | None,
+    options: dict[str, str],
+) -> int:
+    """Here, or in jobs of a cluster; the exit code."""
     from timestepper.files import make_folder
+    from timestepper.sweeps.cluster import submit
     from timestepper.sweeps.plan import chooses_checkpoints
     from timestepper.sweeps.reproduce import TO_RECORD, bring_to_end
 
-    if any(run.state in TO_RECORD for run in runs):
+    to_record = [run for run in wanted if run.state in TO_RECORD]
+    if to_record:
         make_folder(results)  # a folder that cannot be must not cost a training
-    if jobs > 1:
-        widen_device_queue(jobs)
     seconds = None if chooses_checkpoints(overrides) else CHECKPOINT_SECONDS
-    return bring_to_end(runs, results, jobs=jobs, checkpoint_seconds=seconds, debug="--debug" in sys.argv)
+    work = functools.partial(
+        bring_to_end, results=results.absolute(), jobs=jobs, checkpoint_seconds=seconds, debug="--debug" in sys.argv
+    )
+    if cluster and to_record:
+        submit(to_record, runs, work, cluster=cluster, options=options, jobs=jobs)
+    return work([run for run in wanted if not cluster or run not in to_record])  # the others have something to say

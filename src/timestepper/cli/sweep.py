@@ -1,18 +1,47 @@
 """timestepper sweep: train several recipes at once."""
 
+import contextlib
+import functools
 import os
 import sys
+from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from timestepper.terminal import tell
+from timestepper.terminal import tell, warn
 
 if TYPE_CHECKING:
     from timestepper.runs.run import Run
 
 CHECKPOINT_SECONDS = 120.0
+
+
+class Cluster(StrEnum):
+    """Where jobs run."""
+
+    slurm = "slurm"
+    local = "local"
+
+
+ClusterChoice = Annotated[
+    Cluster | None,
+    typer.Option(
+        "--cluster",
+        help="hand the runs over as jobs of Slurm, or as processes of this machine that go on by themselves",
+    ),
+]
+ClusterOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cluster-option",
+        metavar="KEY=VALUE",
+        help="for each job, as sbatch names it: partition, time, account, gpus_per_node, …; may be given several times",
+        show_default=False,
+    ),
+]
 
 
 def sweep(
@@ -29,7 +58,7 @@ def sweep(
         "runs"
     ),
     jobs: Annotated[int, typer.Option(min=1, help="runs at a time on one GPU; the next begins when one ends")] = 6,
-    processes: Annotated[int | None, typer.Option(min=1, help="by default one per GPU")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="by default one per GPU; on Slurm: jobs")] = None,
     checkpoint_seconds: Annotated[
         float,
         typer.Option(min=0, help="time between checkpoints, in place of what the recipes say; 0: only at the end"),
@@ -38,16 +67,38 @@ def sweep(
     results: Annotated[
         Path | None, typer.Option(help="also write the records of finished runs here, and skip what has one here")
     ] = None,
+    cluster: ClusterChoice = None,
+    cluster_option: ClusterOptions = None,
+    status: Annotated[
+        bool, typer.Option("--status", help="show what is queued, running, finished or failed, and stop")
+    ] = False,
     share: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Train several recipes at once on each GPU: faster than one after the other, each as if it were alone.
 
     Stop it at any time; the same command goes on with what was interrupted and skips what is finished. A run that fails
-    is reported and leaves the others alone; the exit code is then 1.
+    is reported and leaves the others alone; the exit code is then 1. With --cluster, jobs do the same: each has the
+    runs that share a GPU, and the command returns when it has submitted them.
     """
+    from timestepper.files import make_folder
+
+    options = {} if status else cluster_options(cluster, cluster_option)
+    runs = _expand(arguments, seeds, out, checkpoint_seconds)
+    for run in runs:
+        run.override, run.results = override, results
+    if status:
+        return show_states(runs, out)
+    if results is not None:
+        make_folder(results)
+    chosen = [runs[int(number)] for number in share.split(",")] if share else _without_record(runs, results)
+    if cluster:
+        return _submit(chosen, out, cluster, options, jobs, processes)
+    raise typer.Exit(_train(runs, chosen, jobs, 1 if share else processes, os.getppid() if share else None))
+
+
+def _expand(arguments: list[str], seeds: str, out: Path, checkpoint_seconds: float) -> "list[Run]":
     from timestepper import torchrun
     from timestepper.errors import RecipeError
-    from timestepper.files import make_folder
     from timestepper.sweeps.plan import expand, parse_seeds, split
 
     if torchrun.launched():
@@ -55,13 +106,57 @@ def sweep(
     references, overrides = split(arguments)
     if not references:
         raise RecipeError(f"no recipe among {' '.join(arguments)}; name at least one, for example smoke/digits")
-    runs = expand(references, overrides, parse_seeds(seeds), out, checkpoint_seconds)
+    return expand(references, overrides, parse_seeds(seeds), out, checkpoint_seconds)
+
+
+def cluster_options(cluster: Cluster | None, given: list[str] | None) -> dict[str, str]:
+    """The options for jobs, checked."""
+    from timestepper.errors import ClusterError
+    from timestepper.sweeps.cluster import parse_options
+
+    if given and not cluster:
+        raise ClusterError(f"--cluster-option {given[0]} is for jobs of a cluster; add --cluster slurm")
+    return parse_options(cluster, given or []) if cluster else {}
+
+
+def show_states(runs: "list[Run]", out: Path) -> None:
+    """Where all runs stand, by their folders and their jobs."""
+    from timestepper.sweeps import jobs
+    from timestepper.sweeps.display import summary_lines
+
+    with warned():
+        jobs.look(runs, out)
+    tell("\n".join(summary_lines(runs)))
+
+
+@contextlib.contextmanager
+def warned() -> Iterator[None]:
+    """Where a cluster does not answer, what the folders of the runs say is shown."""
+    from timestepper.errors import ClusterError, DistributedError
+
+    try:
+        yield
+    except (ClusterError, DistributedError) as error:
+        warn(error)
+
+
+def _submit(
+    runs: "list[Run]", out: Path, cluster: Cluster, options: dict[str, str], jobs: int, processes: int | None
+) -> None:
+    """Hand over what is not finished, and say where all runs stand."""
+    from timestepper.runs.run import FINISHED
+    from timestepper.sweeps import one_gpu
+    from timestepper.sweeps.cluster import submit
+    from timestepper.sweeps.jobs import look
+
+    look(runs, out)
+    left = []
     for run in runs:
-        run.override, run.results = override, results
-    if results is not None:
-        make_folder(results)
-    chosen = [runs[int(number)] for number in share.split(",")] if share else _without_record(runs, results)
-    raise typer.Exit(_train(runs, chosen, jobs, 1 if share else processes, os.getppid() if share else None))
+        run.results = run.results and run.results.absolute()
+        run.publish() if run.state == FINISHED else left.append(run)
+    work = functools.partial(one_gpu.bring_to_end, jobs=jobs, debug="--debug" in sys.argv)
+    submit(left, out, work, cluster=cluster, options=options, jobs=jobs, processes=processes)
+    show_states(runs, out)
 
 
 def _train(runs: "list[Run]", chosen: "list[Run]", jobs: int, processes: int | None, parent: int | None) -> int:
@@ -70,7 +165,6 @@ def _train(runs: "list[Run]", chosen: "list[Run]", jobs: int, processes: int | N
 
     if not chosen:
         return 0
-    widen_device_queue(jobs)
     signals = Signals().install()
     try:
         from timestepper.sweeps import one_gpu, several_gpus
@@ -79,20 +173,10 @@ def _train(runs: "list[Run]", chosen: "list[Run]", jobs: int, processes: int | N
         if len(shares) > 1:
             arguments = sys.argv[sys.argv.index("sweep") + 1 :]
             return several_gpus.spread(arguments, [[runs.index(run) for run in share] for share in shares], signals)
-        one_gpu.sweep(chosen, signals, jobs=jobs, debug="--debug" in sys.argv, parent=parent, plain=parent is not None)
-        tell("\n".join(one_gpu.summary_lines(chosen)))
-        return one_gpu.exit_code(chosen, signals.stop)
+        debug, plain = "--debug" in sys.argv, parent is not None
+        return one_gpu.bring_to_end(chosen, signals, jobs=jobs, debug=debug, parent=parent, plain=plain)
     finally:
         signals.restore()
-
-
-def widen_device_queue(jobs: int) -> None:
-    """Let as many streams as runs reach the device side by side; by default CUDA folds them into eight.
-
-    No more than that: processes that share a GPU through MPS also share its queues. CUDA reads it once, when torch
-    starts it.
-    """
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(min(max(8, jobs), 32)))
 
 
 def _without_record(runs: "list[Run]", results: Path | None) -> "list[Run]":

@@ -17,7 +17,7 @@ from torch import Tensor
 from timestepper.data.windows import View
 from timestepper.errors import DataError, LoaderError
 
-TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Sent to the whole process group, and meant for the trainer: it still needs batches while it saves and stops."""
 
 AHEAD = 4  # batches that are being made

@@ -73,8 +73,7 @@ class RunDirectory:
                 "choose an empty or new folder"
             )
         status = read_status(self.path) or {}
-        theirs = status.get("state") == "running" and status.get("pid") != os.getpid() and status.get("process")
-        if theirs and is_here(status) and _alive(status):
+        if status.get("state") == "running" and status.get("pid") != os.getpid() and lives(status):
             raise in_use(self.path, f"process {status['pid']}, although somebody has removed its {LOCK}")
         try:
             self._lock.truncate(0)
@@ -90,7 +89,7 @@ class RunDirectory:
     def status(self, state: str, **fields: Any) -> None:
         """Say where the run stands: running, interrupted, failed or finished."""
         content = {"state": state, "pid": os.getpid(), "host": socket.gethostname()}
-        content |= {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **fields, "process": _birth(os.getpid())}
+        content |= {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **fields, "process": birth(os.getpid())}
         write_atomic(self.path / STATUS, (json.dumps(content, indent=2) + "\n").encode())
 
     def close(self) -> None:
@@ -146,10 +145,15 @@ def _alive(status: dict[str, Any]) -> bool:
         return False
     except PermissionError:
         pass
-    return "process" not in status or status["process"] == _birth(pid)
+    return "process" not in status or status["process"] == birth(pid)
 
 
-def _birth(pid: int) -> str:
+def lives(status: dict[str, Any]) -> bool:
+    """Whether the very process of a status lives, on this machine."""
+    return is_here(status) and bool(status.get("process")) and _alive(status)
+
+
+def birth(pid: int) -> str:
     """What no two processes of one number share, not even over a reboot; empty for a dead one, or without /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -12,6 +12,7 @@ from timestepper import torchrun
 
 # One Ctrl-C reaches a worker of torchrun twice: from the terminal and from torchrun itself.
 _ECHO_SECONDS = 2.0
+_CLUSTER = ("SLURM_JOB_ID", "SUBMITIT_EXECUTOR")  # set in its jobs
 
 
 class Signals:
@@ -24,7 +25,10 @@ class Signals:
         self._previous: dict[int, object] = {}
 
     def install(self) -> "Signals":
-        """Catch SIGINT and SIGTERM (save, then stop; a second one leaves at once) and SIGUSR1 (save and go on)."""
+        """Catch SIGINT, SIGTERM and SIGUSR2 (save, then stop) and SIGUSR1 (save and go on).
+
+        A second one to stop leaves at once, unless it is a cluster's: that kills in the end, and says so several times.
+        """
         self._set(self._on_stop)
         return self
 
@@ -37,7 +41,8 @@ class Signals:
         return self
 
     def _set(self, on_stop: Any) -> None:
-        handlers = {signal.SIGINT: on_stop, signal.SIGTERM: on_stop, signal.SIGUSR1: self._on_save}
+        handlers = dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGUSR2), on_stop)
+        handlers[signal.SIGUSR1] = self._on_save
         for number, handler in handlers.items():
             self._previous.setdefault(number, signal.signal(number, handler))
 
@@ -54,6 +59,8 @@ class Signals:
             if torchrun.rank() == 0:
                 with contextlib.suppress(OSError):
                     os.write(2, b"\nstopping after this step; once more to leave at once\n")
+        elif number != signal.SIGINT and any(name in os.environ for name in _CLUSTER):
+            return
         elif not torchrun.agent() or now - self._since > _ECHO_SECONDS:
             for worker in multiprocessing.active_children():
                 worker.kill()

@@ -1,7 +1,8 @@
 """What a person sees of a sweep: a live table in a terminal, one plain line per epoch and run elsewhere."""
 
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from rich.live import Live
 from rich.markup import escape
@@ -100,3 +101,11 @@ class Board:
         for row in self._rows:
             table.add_row(*map(escape, row.row()))
         return table
+
+
+def summary_lines(runs: Sequence[Run]) -> list[str]:
+    """What a person reads at the end."""
+    width = max((len(run.label) for run in runs), default=0)
+    lines = [f"{run.label:{width}s}  {run.state:16s}  {run.message}" for run in runs]
+    counts = Counter(run.state for run in runs)
+    return [*lines, f"{len(runs)} runs: " + ", ".join(f"{count} {state}" for state, count in counts.items())]

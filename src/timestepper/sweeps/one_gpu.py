@@ -11,7 +11,6 @@ import os
 import signal
 import time
 import traceback
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,7 +29,8 @@ from timestepper.runs import build
 from timestepper.runs.run import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, Run
 from timestepper.runs.train import Process
 from timestepper.sweeps.ahead import Ahead, kind_of
-from timestepper.sweeps.display import Board
+from timestepper.sweeps.display import Board, summary_lines
+from timestepper.terminal import tell
 
 ALREADY = "already finished"
 _END = object()
@@ -56,6 +56,26 @@ class Shared:
         return self._open[key]
 
 
+def bring_to_end(
+    runs: Sequence[Run],
+    signals: Signals | None = None,
+    *,
+    jobs: int = 6,
+    debug: bool = False,
+    parent: int | None = None,
+    plain: bool = True,
+) -> int:
+    """Train all runs, so many at a time, and print how each of them ended; the exit code."""
+    signals = signals or Signals().install()
+    widen_device_queue(jobs)
+    try:
+        sweep(runs, signals, jobs=jobs, debug=debug, parent=parent, plain=plain)
+    finally:
+        signals.restore()
+    tell("\n".join(summary_lines(runs)))
+    return exit_code(runs, signals.stop)
+
+
 def sweep(
     runs: Sequence[Run],
     signals: Signals,
@@ -78,6 +98,15 @@ def sweep(
         to_do = [run.recipe for run in runs if not run.is_finished]
         with contextlib.closing(Ahead(to_do, board.tell)) as ahead:
             take_turns(turns, signals, jobs, ahead, parent)
+
+
+def widen_device_queue(jobs: int) -> None:
+    """Let as many streams as runs reach the device side by side; by default CUDA folds them into eight.
+
+    No more than that: processes that share a GPU through MPS also share its queues. CUDA reads it once, when torch
+    starts it.
+    """
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(min(max(8, jobs), 32)))
 
 
 def take(run: Run, display: Display, shared: Shared, debug: bool = False) -> Iterator[Process]:
@@ -157,17 +186,9 @@ def take_turns(
             time.sleep(_PAUSE if active else _LONG_PAUSE)
 
 
-def summary_lines(runs: Sequence[Run]) -> list[str]:
-    """What a person reads at the end."""
-    width = max(len(run.label) for run in runs)
-    lines = [f"{run.label:{width}s}  {run.state:16s}  {run.message}" for run in runs]
-    counts = Counter(run.state for run in runs)
-    return [*lines, f"{len(runs)} runs: " + ", ".join(f"{count} {state}" for state, count in counts.items())]
-
-
 def exit_code(runs: Sequence[Run], stop: int) -> int:
-    """0 where all are finished, 1 where one failed, 128 + signal where one asked to stop."""
+    """0 where all are finished, 128 + signal where one was stopped by it, 1 where one failed."""
     states = {run.state for run in runs}
-    if FAILED in states:
-        return 1
-    return 0 if states <= {FINISHED, ALREADY} else 128 + stop
+    if states <= {FINISHED, ALREADY}:
+        return 0
+    return 128 + stop if stop and states & {INTERRUPTED, WAITING} else 1

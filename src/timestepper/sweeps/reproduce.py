@@ -11,7 +11,7 @@ from timestepper.engine.signals import Signals
 from timestepper.errors import DataError, RecordError, TimestepperError
 from timestepper.recipe.load import identity
 from timestepper.records.record import Record
-from timestepper.runs.run import FAILED, INTERRUPTED, RUNNING, Run
+from timestepper.runs.run import FAILED, INTERRUPTED, RUNNING, WAITING, Run
 from timestepper.sweeps.plan import by_the_clock
 from timestepper.terminal import complain, tell
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DONE, UNRECORDED, MISSING = "done", "finished, to be recorded", "missing"
 OCCUPIED = "missing, its folder holds another run"
 UNMEASURED = "recorded without"  # what follows is in the message; the weights to measure it on are gone
-_TO_TRAIN = (MISSING, INTERRUPTED, RUNNING)  # of one that is running, the lock of its folder is the judge
+_TO_TRAIN = (MISSING, INTERRUPTED, WAITING, RUNNING)  # of one that is running, the lock of its folder is the judge
 TO_RECORD = (UNRECORDED, *_TO_TRAIN)  # the end of these will be a record
 
 
@@ -134,6 +134,7 @@ def _train_together(
     try:
         from timestepper.sweeps import one_gpu
 
+        one_gpu.widen_device_queue(jobs)
         shared = one_gpu.Shared()
         ready = [run for run in runs if _has_data(run, shared, lost)]
         if ready:

@@ -22,7 +22,7 @@ def spread(arguments: Sequence[str], parts: Sequence[Sequence[int]], signals: Si
     children = [
         subprocess.Popen(
             [sys.executable, "-m", "timestepper", "sweep", *arguments, "--share", ",".join(map(str, part))],
-            env=os.environ | _gpu(index, len(parts)),
+            env=os.environ | gpu(index, len(parts)),
             start_new_session=True,
         )
         for index, part in enumerate(parts)
@@ -66,7 +66,8 @@ def shares(runs: Sequence[Run], processes: int | None) -> list[list[Run]]:
     return [part for part in parts if part]
 
 
-def _gpu(index: int, processes: int) -> dict[str, str]:
+def gpu(index: int, processes: int) -> dict[str, str]:
+    """What the environment of one of so many processes says about the GPU that it has, alone or with others."""
     count = torch.cuda.device_count()
     if count == 0:
         return {}

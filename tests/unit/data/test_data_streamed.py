@@ -204,7 +204,7 @@ print(len(list(loader(images, batch_size=6, seed=0, training=True, workers=2, de
 
 def test_signals_meant_for_the_trainer_pass_the_workers_by(folder):
     steps, workers = running(folder.train)
-    for name in ("INT", "TERM", "USR1"):
+    for name in ("INT", "TERM", "USR1", "USR2"):
         subprocess.run(["kill", f"-{name}", *map(str, workers)], check=True)
     rest = list(steps)
     assert equal(rest, batches(folder.train, batch_size=2)[1:])

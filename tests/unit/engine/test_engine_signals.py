@@ -5,8 +5,10 @@ import sys
 import pytest
 
 SCRIPT = """
-import sys, time
+import os, sys, time
 from timestepper.engine.signals import Signals
+if "in a job" in sys.argv:
+    os.environ["SLURM_JOB_ID"] = "1"
 signals = Signals().install()
 print("ready", flush=True)
 end = time.monotonic() + 600
@@ -33,7 +35,7 @@ def process(request):
     started.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
 def test_once_sets_a_number(process, number):
     process.send_signal(number)
     output, errors = process.communicate(timeout=300)
@@ -57,3 +59,15 @@ def test_twice_leaves_at_once(process, number, code):
     assert process.poll() is None
     process.send_signal(number)
     assert process.wait(timeout=300) == code
+
+
+@pytest.mark.parametrize("process", [["stubborn", "in a job"]], indirect=True)
+def test_what_a_cluster_says_again_is_not_meant_to_hurry(process):
+    process.send_signal(signal.SIGUSR2)
+    assert process.stderr.readline() == "\n"
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        process.send_signal(number)
+    assert process.stdout.readline() == "save\n"
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=300) == 130

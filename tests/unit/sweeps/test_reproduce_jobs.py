@@ -103,5 +103,7 @@ def test_a_run_that_fails_leaves_the_others_alone(tmp_path):
 def test_torchrun_is_refused_in_one_line(folder):
     result = run(folder, *TOGETHER, RANK="0", WORLD_SIZE="1")
     assert result.returncode == 2
-    assert result.stderr.startswith("error: --jobs trains several runs in one process; start it without torchrun")
+    assert result.stderr.startswith(
+        "error: --jobs and --cluster spread the runs by themselves; start it without torchrun"
+    )
     assert len(result.stderr.splitlines()) == 1

@@ -7,7 +7,8 @@ from processes import command_in, run
 from tiny_sweep import SMALL, entries, remains, run_sweep
 from watching import wait_for
 
-from timestepper.cli.sweep import _without_record, widen_device_queue
+from timestepper.cli.sweep import _without_record
+from timestepper.sweeps.one_gpu import widen_device_queue
 
 SWEEP = ["sweep", "smoke/digits", *SMALL, "run.epochs=8", "--seeds", "0,1", "--checkpoint-seconds", "0", "--out", "."]
 

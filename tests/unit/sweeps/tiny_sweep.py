@@ -1,7 +1,8 @@
 """Sweeps over the smallest recipes, and what a run leaves behind."""
 
-import json
 from pathlib import Path
+
+from outcomes import remains
 
 from timestepper.engine.signals import Signals
 from timestepper.runs.run import Run
@@ -9,6 +10,7 @@ from timestepper.runs.start import train
 from timestepper.sweeps.one_gpu import sweep
 from timestepper.sweeps.plan import expand
 
+__all__ = ["RECIPES", "SMALL", "alone", "entries", "remains", "run_sweep"]
 SMALL = ("run.epochs=2", "data.batch_size=256", "run.tensorboard=false")
 RECIPES = ("smoke/digits", "smoke/digits-lstm")
 
@@ -28,16 +30,3 @@ def alone(run: Run, folder: Path) -> Path:
     """The same run without others, as ``timestepper train`` starts it."""
     assert train(Run(run.recipe, run.name, folder)) == 0
     return folder
-
-
-def remains(folder: Path) -> dict[str, object]:
-    """All that must not depend on how a run was brought to its end."""
-    record = json.loads((folder / "record.json").read_text())
-    last = sorted((folder / "checkpoints").glob("step-*.pt"))[-1]
-    return {
-        "weights": (folder / "weights.safetensors").read_bytes(),
-        "metrics": (folder / "metrics.jsonl").read_bytes(),
-        "checkpoint": (last.name, last.read_bytes()),
-        "final": record["final"],
-        "step sizes": record["step_sizes"],
-    }

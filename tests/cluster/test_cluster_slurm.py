@@ -1,0 +1,131 @@
+"""A real Slurm on this machine: T39. Skipped where it is not installed."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+
+import pytest
+from cluster_runs import SEEDS, STEPS, SWEEP, hold, jobs_of, shown, statuses, told
+from outcomes import remains
+from watching import wait_for
+
+ON_SLURM = (*SWEEP, "--cluster", "slurm", "--cluster-option", "time=30", "--cluster-option", "signal_delay_s=10")
+
+
+def settled(cli):
+    """Once no job is left, what the runs are."""
+
+    def states():
+        found = shown(cli(*ON_SLURM, "--status"))
+        return None if {"queued", "running"} & set(found.values()) else [found[name] for name in SEEDS]
+
+    return wait_for(states, seconds=500, pause=0.5)
+
+
+def went_on_at(folder, job):
+    """The steps at which a job has taken up its runs again."""
+    return [
+        int(line.split("going on at step ")[1].split()[0])
+        for line in told(folder, job).splitlines()
+        if "going on" in line
+    ]
+
+
+def test_submitted_cancelled_and_given_again(slurm, place, cli, undisturbed):
+    """And a partition that does not exist, and a cluster that does not answer."""
+    line = cli(*ON_SLURM, "--cluster-option", "partition=nowhere").refused()
+    assert line.startswith("slurm does not take a job (time=30, partition=nowhere): ")
+    assert line.endswith("Invalid partition name specified; nothing was submitted")
+    assert jobs_of(place) == []
+    first = cli(*ON_SLURM)
+    assert set(shown(first).values()) <= {"queued", "running"}
+    both, single = jobs_of(place)
+    hold(place, SEEDS[0], SEEDS[2])
+    assert set(shown(cli(*ON_SLURM)).values()) == {"running"}
+    assert len(jobs_of(place)) == 2
+    subprocess.run(["scancel", single["id"]], check=True)
+    subprocess.run(["scontrol", "requeue", both["id"]], check=True)  # as an administrator does
+    assert settled(cli) == ["finished", "finished", "interrupted"]
+    saved = statuses(place)[SEEDS[2]]["step"]
+    assert 5 <= saved < STEPS
+    slurm.end("slurmctld")
+    assert "Slurm does not answer" in cli(*ON_SLURM).refused(code=1)
+    outcome = cli(*ON_SLURM, "--status")
+    assert list(shown(outcome).values()) == ["finished", "finished", "interrupted"]
+    assert outcome.err.startswith("warning: Slurm does not answer")
+    slurm.start("slurmctld", "-D")
+    wait_for(lambda: slurm.ask("squeue", "--me") != "")
+    assert shown(cli(*ON_SLURM))[SEEDS[2]] in ("queued", "running")
+    assert [job["runs"] for job in jobs_of(place)] == [SEEDS[:2], SEEDS[2:], SEEDS[2:]]
+    assert settled(cli) == ["finished"] * 3
+    assert went_on_at(place, jobs_of(place)[-1]["id"]) == [saved]
+    assert {name: remains(place / "runs" / name) for name in SEEDS} == undisturbed
+
+
+# -- the full count: T39 -----------------------------------------------------------------------------------------------
+
+
+def time_limit(slurm, job):
+    """As short as Slurm has it; the next turn of the job gets more."""
+    taken = slurm.ask("squeue", "-h", "-j", job, "-o", "%M").split(":")
+    subprocess.run(["scontrol", "update", f"jobid={job}", f"timelimit={int(taken[-2]) + 1}"], check=True)
+    wait_for(lambda: slurm.ask("squeue", "-h", "-j", job, "-o", "%T") == "PENDING")
+    subprocess.run(["scontrol", "update", f"jobid={job}", "timelimit=30"], check=True)
+
+
+def preemption(slurm, job):
+    node = slurm.ask("squeue", "-h", "-j", job, "-o", "%N")
+    urgent = ["sbatch", "-p", "urgent", "-w", node, "-c", "2", "-t", "1", "-o", "/dev/null", "--wrap", "sleep 1"]
+    subprocess.run(urgent, check=True, capture_output=True)
+
+
+def node_down(slurm, job):
+    node = slurm.ask("squeue", "-h", "-j", job, "-o", "%N")
+    subprocess.run(["scontrol", "update", f"nodename={node}", "state=down", "reason=test"], check=True)
+    wait_for(lambda: slurm.ask("squeue", "-h", "-j", job, "-o", "%T") == "PENDING")
+    time.sleep(10)  # what is left of the job there has gone
+    subprocess.run(["scontrol", "update", f"nodename={node}", "state=resume"], check=True)
+
+
+def node_drained(slurm, job):
+    node = slurm.ask("squeue", "-h", "-j", job, "-o", "%N")
+    subprocess.run(["scontrol", "update", f"nodename={node}", "state=drain", "reason=test"], check=True)
+    subprocess.run(["scontrol", "requeue", job], check=True)
+
+
+def cancelled(slurm, job):
+    subprocess.run(["scancel", job], check=True)
+
+
+def killed(slurm, job):
+    """Nothing can be saved any more: what came after the last checkpoint is trained again."""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("repetition", range(2))
+@pytest.mark.parametrize("event", [time_limit, preemption, node_down, node_drained, cancelled, killed])
+def test_t39_full(event, repetition, slurm, place, cli, undisturbed, figure):
+    by_itself = event not in (cancelled, killed)
+    cli(*ON_SLURM)
+    step = random.randrange(1, STEPS - 8)
+    both = jobs_of(place)[0]["id"]
+    (pid,) = hold(place, SEEDS[0], step=step)
+    event(slurm, both)
+    if event is killed:
+        os.kill(pid, signal.SIGKILL)
+    states = settled(cli)
+    if not by_itself:
+        assert states == ["interrupted", "interrupted", "finished"]
+        cli(*ON_SLURM)
+        assert settled(cli) == ["finished"] * 3
+    submitted = [job["runs"] for job in jobs_of(place)]
+    assert submitted == [SEEDS[:2], SEEDS[2:]] + ([] if by_itself else [SEEDS[:2]])
+    steps = went_on_at(place, jobs_of(place)[-1 if not by_itself else 0]["id"])
+    assert len(steps) == 2
+    if event not in (node_down, killed):
+        assert min(steps) >= step - 1
+    assert {name: remains(place / "runs" / name) for name in SEEDS} == undisturbed
+    figure(event=event.__name__, step=step, went_on_at=steps)
