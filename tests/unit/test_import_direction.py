@@ -53,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
         "records",
         "recipe",
     },
-    "sweeps": {"data", "engine", "records", "recipe", "runs"},
+    "sweeps": {"data", "engine", "files", "records", "recipe", "runs"},
     "report": {"files", "names", "recipe", "records"},
 }
 LEAVES = {"errors", "terminal", "validate"}  # anyone may import these
