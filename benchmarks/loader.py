@@ -2,6 +2,7 @@
 
     python benchmarks/loader.py --json results.json   # the paper's ImageNet recipe: timm ResNet-50, 224 px, batch 256
     python benchmarks/loader.py --stored 64 --size 64 --model timm/resnet18
+    python benchmarks/loader.py --only step_alone     # one figure: here only to have the network compiled before
 
 It makes its images from two real photographs (scikit-learn's), of ImageNet's sizes, about 110 kB each, in 1000 classes.
 One network, compiled once, trains from every loader in turn: torchvision's ImageFolder in a DataLoader, timm's loader,
@@ -198,10 +199,12 @@ def loading_speed(batches: Any, options: argparse.Namespace, device: torch.devic
 class Report:
     """Figures as they come; a part that fails is named, and the others go on."""
 
-    def __init__(self, path: pathlib.Path | None):
-        self.path, self.figures = path, {}
+    def __init__(self, path: pathlib.Path | None, only: list[str] | None = None):
+        self.path, self.only, self.figures = path, only, {}
 
     def part(self, name: str, measure: Callable[[], Any]) -> Any:
+        if self.only and name not in self.only:
+            return None
         start = time.perf_counter()
         try:
             self.figures[name] = answer = measure()
@@ -213,7 +216,8 @@ class Report:
 
 
 def measure(root: pathlib.Path, options: argparse.Namespace, report: Report) -> None:
-    report.part("images", lambda: make_images(root, options.images, options.stored, options.photos))
+    made = make_images(root, options.images, options.stored, options.photos)
+    report.part("images", lambda: made)
     device = torch.device(options.device)
     report.part("environment", lambda: environment(device, options.commit) | {"processors": os.cpu_count()})
     data = open_dataset("folder", root, size=options.size)
@@ -223,11 +227,12 @@ def measure(root: pathlib.Path, options: argparse.Namespace, report: Report) -> 
     alone = report.part("decoder_alone", lambda: decoders_alone(list(once.paths), options, device))
     if gpu:
         report.part("pixels_cpu_against_gpu", lambda: pixel_difference(once, options, device))
-    makers: dict[str, Callable[[], Any]] = {
-        "torchvision": lambda: torchvisions(root, options, device),
-        "timm": lambda: timms(root, options, device),
+    makers: dict[str, Callable[[], Any]] = {"ours_gpu": lambda: ours(many, options, device, "gpu")} if gpu else {}
+    makers |= {
         "ours_cpu": lambda: ours(many, options, device, "cpu"),
-    } | ({"ours_gpu": lambda: ours(many, options, device, "gpu")} if gpu else {})
+        "timm": lambda: timms(root, options, device),
+        "torchvision": lambda: torchvisions(root, options, device),
+    }
     for name, make in makers.items():
         report.part(f"{name}_alone", lambda make=make: loading_speed(make(), options, device))
     changes = [f"model.name={options.model}", f"data.batch_size={options.batch}", f"data.size={options.size}"]
@@ -236,9 +241,9 @@ def measure(root: pathlib.Path, options: argparse.Namespace, report: Report) -> 
     run = training(recipe, replace(data, train=many), device)
     step = report.part("step_alone", lambda: training_speed(run, Same(makers["ours_cpu"]()), options, warm_up=8))
     for name, make in makers.items():
-        report.part(f"{name}_training", lambda make=make: training_speed(run, make(), options, options.warm_up))
-    if gpu and step and alone and isinstance(found := report.figures["ours_gpu_training"], float):
-        report.part("of_the_smaller", lambda: found / min(step, alone["decoder"]))
+        found = report.part(f"{name}_training", lambda make=make: training_speed(run, make(), options, options.warm_up))
+        if name == "ours_gpu" and found and step and alone:
+            report.part("of_the_smaller", lambda: report.figures["ours_gpu_training"] / min(step, alone["decoder"]))
 
 
 def main() -> None:
@@ -255,9 +260,10 @@ def main() -> None:
     asked.add_argument("--warm-up", type=int, default=30, help="batches before that: what was loaded ahead")
     asked.add_argument("--photos", type=pathlib.Path, help="folder of photographs; absent: scikit-learn's")
     asked.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu", help="where")
+    asked.add_argument("--only", action="append", metavar="FIGURE", help="this one, by its name; may be repeated")
     options = asked.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        measure(pathlib.Path(folder), options, Report(options.json))
+        measure(pathlib.Path(folder), options, Report(options.json, options.only))
 
 
 if __name__ == "__main__":

@@ -1,53 +1,53 @@
 """The Triton kernel that cuts windows out of images of many sizes in one launch, to Pillow's pixels."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import ArrayLike
 from torch import Tensor
-
-from timestepper.data.windows import Window
 
 _FIELDS = 13  # of a row of the table: address, height and width of an image, its window, its slot
 _PIXELS = 256  # of a block
 
 
-def launch(images: list[Tensor], windows: list[Window], slots: list[int], out: Tensor) -> None:
+def launch(images: Sequence[Tensor], windows: ArrayLike, slots: ArrayLike, out: Tensor) -> None:
     """The window of each image (uint8, 3 x height x width) into its slot of `out` (uint8, NHWC).
 
     Does not wait for the device: `images` must stay until the kernel has run.
     """
-    rows = [
-        (image.data_ptr(), image.shape[1], image.shape[2], *window, slot)
-        for image, window, slot in zip(images, windows, slots, strict=True)
-    ]
-    table = torch.tensor(rows, dtype=torch.int64)
-    if out.is_cuda:
-        table = table.pin_memory().to(out.device, non_blocking=True)
+    rows = np.empty((len(images), _FIELDS), np.int64)
+    rows[:, :3] = [(image.data_ptr(), *image.shape[1:]) for image in images]
+    rows[:, 3:12], rows[:, 12] = windows, slots
+    table = torch.from_numpy(rows).to(out.device)
     size = out.shape[1]
     cut[(len(rows), triton.cdiv(size * size, _PIXELS))](table, out, size, _FIELDS, _PIXELS)
 
 
 @triton.jit
 def _reach(place, length, scaled):
-    """Around the middle of a scaled pixel: that middle, how far its triangle reaches, the pixels in it, their sum."""
+    """Around the middle of a scaled pixel: that middle, its triangle's slope and unit of weight, the pixels in it."""
     scale = length.to(tl.float64) / scaled.to(tl.float64)
     reach = tl.maximum(scale, 1.0)
     centre = (place.to(tl.float64) + 0.5) * scale
     begin = tl.maximum((centre - reach + 0.5).to(tl.int64), 0)
     end = tl.minimum((centre + reach + 0.5).to(tl.int64), length)
     taps = (2 * reach + 2).to(tl.int64)
+    slope = 1 / reach
     total = tl.zeros_like(centre)
     for tap in range(0, taps):
-        weight = 1 - tl.abs((tap + begin - centre + 0.5) * (1 / reach))
+        weight = 1 - tl.abs((tap + begin - centre + 0.5) * slope)
         total += tl.where(tap + begin < end, tl.maximum(weight, 0.0), 0.0)
-    return centre, reach, begin, end, taps, total
+    return centre, slope, 4194304.0 / total, begin, end, taps  # divided once: float64 is slow at it
 
 
 @triton.jit
-def _weight(pixel, centre, reach, end, total):
+def _weight(pixel, centre, slope, unit, end):
     """In units of 2**-22, as Pillow rounds it."""
-    weight = tl.maximum(1 - tl.abs((pixel - centre + 0.5) * (1 / reach)), 0.0)
-    return tl.where(pixel < end, weight / total * 4194304.0 + 0.5, 0.0).to(tl.int32)
+    weight = tl.maximum(1 - tl.abs((pixel - centre + 0.5) * slope), 0.0)
+    return tl.where(pixel < end, weight * unit + 0.5, 0.0).to(tl.int32)
 
 
 @triton.jit
@@ -72,8 +72,8 @@ def cut(table, out, size, FIELDS: tl.constexpr, PIXELS: tl.constexpr):
     inside = pixel < size * size
     x = pixel % size
     x = tl.where(mirrored != 0, size - 1 - x, x)
-    centre_x, reach_x, begin_x, end_x, taps_x, total_x = _reach(x + first_x, length_x, across)
-    centre_y, reach_y, begin_y, end_y, taps_y, total_y = _reach(pixel // size + first_y, length_y, down)
+    centre_x, slope_x, unit_x, begin_x, end_x, taps_x = _reach(x + first_x, length_x, across)
+    centre_y, slope_y, unit_y, begin_y, end_y, taps_y = _reach(pixel // size + first_y, length_y, down)
 
     plane = height * pitch
     red, green, blue = (tl.zeros([PIXELS], tl.int32), tl.zeros([PIXELS], tl.int32), tl.zeros([PIXELS], tl.int32))
@@ -83,12 +83,12 @@ def cut(table, out, size, FIELDS: tl.constexpr, PIXELS: tl.constexpr):
         r, g, b = (tl.zeros([PIXELS], tl.int32), tl.zeros([PIXELS], tl.int32), tl.zeros([PIXELS], tl.int32))
         for tap_x in range(0, taps_x):
             at = begin_x + tap_x
-            weight = _weight(at, centre_x, reach_x, end_x, total_x)
+            weight = _weight(at, centre_x, slope_x, unit_x, end_x)
             used = inside & (at < end_x) & (y < end_y)
             r += weight * tl.load(here + at, mask=used, other=0).to(tl.int32)
             g += weight * tl.load(here + at + plane, mask=used, other=0).to(tl.int32)
             b += weight * tl.load(here + at + 2 * plane, mask=used, other=0).to(tl.int32)
-        weight = _weight(y, centre_y, reach_y, end_y, total_y)
+        weight = _weight(y, centre_y, slope_y, unit_y, end_y)
         red += weight * _byte(r)
         green += weight * _byte(g)
         blue += weight * _byte(b)

@@ -11,7 +11,7 @@ from timestepper.data.augment import Augment
 from timestepper.data.dataset import FolderImages
 from timestepper.data.decode import read_sample, refuse_bombs
 from timestepper.data.loading import Loader
-from timestepper.data.on_gpu import GpuReader, gpu_decodes
+from timestepper.data.on_gpu import ROOM, GpuReader, gpu_decodes
 from timestepper.data.order import Plan, mix
 from timestepper.data.windows import View, Windows
 from timestepper.data.workers import Sample, Workers
@@ -40,9 +40,7 @@ class StreamedLoader(Loader):
         self.images, self.workers = images, workers
         varied = augment if plan.training else Augment()
         self.view = View(images.size, images.resize, varied.resized_crop, varied.flip)
-        self._gpu = (
-            GpuReader(self.view, self.normalise, device, workers) if gpu_decodes(images, device, decode) else None
-        )
+        self._gpu = GpuReader(self.view, device) if gpu_decodes(images, device, decode) else None
         self._processes: Workers | None = None
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
@@ -50,7 +48,7 @@ class StreamedLoader(Loader):
         indices = self.plan.indices(epoch)[first_step:]
         labels = self.images.labels[indices.clamp(min=0)].masked_fill_(indices < 0, -1).to(self.device)
         jobs = (self.job(epoch, samples) for samples in indices.tolist())
-        with closing(self._gpu.batches(jobs) if self._gpu else self.batches(jobs)) as batches:
+        with closing(self.batches(jobs)) as batches:
             yield from zip(batches, labels, strict=True)
 
     def job(self, epoch: int, samples: list[int]) -> list[Sample]:
@@ -58,14 +56,28 @@ class StreamedLoader(Loader):
         return [(paths[sample], mix("augment", seed, epoch, sample)) if sample >= 0 else None for sample in samples]
 
     def batches(self, jobs: Iterable[list[Sample]]) -> Generator[Tensor, None, None]:
-        """Decoded by the CPU."""
-        if self.workers and (self._processes is None or not self._processes.close.alive):
-            self._processes = Workers(self.workers, self.view, self.local_batch)  # else those of the epoch before
-        with closing(self._processes.batches(jobs) if self._processes else self.by_itself(jobs)) as batches:
-            for pixels in batches:
-                if self.device.type == "cuda":
+        if self._gpu:
+            made = self._gpu.batches(self.processes(), jobs)
+        else:
+            made = self.by_workers(jobs) if self.workers else self.by_itself(jobs)
+        with closing(made):
+            for pixels in made:
+                if pixels.device != self.device and self.device.type == "cuda":
                     pixels = pixels.pin_memory()
                 yield self.normalise(pixels.to(self.device, non_blocking=True))
+
+    def processes(self) -> Workers:
+        """Those of the epoch before, where they live. Those that only read are needed for a GPU in any case."""
+        if self._processes is None or not self._processes.close.alive:
+            count, room = (max(self.workers, 1), ROOM) if self._gpu else (self.workers, 0)
+            self._processes = Workers(count, self.view, self.local_batch, room)
+        return self._processes
+
+    def by_workers(self, jobs: Iterable[list[Sample]]) -> Generator[Tensor, None, None]:
+        processes = self.processes()
+        with closing(processes.batches(jobs)) as batches:
+            for _, places in batches:
+                yield torch.from_numpy(processes.memory.pixels[places])
 
     def by_itself(self, jobs: Iterable[list[Sample]]) -> Generator[Tensor, None, None]:
         windows = Windows(self.view)

@@ -1,6 +1,5 @@
-"""Worker processes that decode images into shared memory: many share a batch, their death is told in one line."""
+"""Worker processes that read images into shared memory: many share a batch, their death is told in one line."""
 
-import mmap
 import os
 import signal
 import subprocess
@@ -11,10 +10,8 @@ from collections.abc import Generator, Iterable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
-import torch
-from torch import Tensor
-
 from timestepper.data.windows import View
+from timestepper.data.worker import Memory
 from timestepper.errors import DataError, LoaderError
 
 TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -34,19 +31,18 @@ class Workers:
     even dispose, and costs the longer the larger the trainer is. They know no torch and so start quickly.
     """
 
-    def __init__(self, count: int, view: View, batch: int):
+    def __init__(self, count: int, view: View, batch: int, room: int = 0):
+        """With `room`, JPEGs of at most so many bytes are not decoded but handed over for a GPU to do it."""
         self._batch = batch
-        bytes_each = view.size * view.size * 3
-        memory = _memory(AHEAD * batch * bytes_each)
-        pixels = torch.frombuffer(mmap.mmap(memory, 0), dtype=torch.uint8)
-        self._pixels = pixels.view(AHEAD, batch, view.size, view.size, 3)
+        memory = _memory(AHEAD * batch * Memory.bytes_each(view.size, room))
+        self.memory = Memory(memory, view.size, room)
         self._processes: dict[Connection, subprocess.Popen] = {}
         self._load: dict[Connection, int] = {}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, TRAINERS_SIGNALS)  # inherited, and never unblocked
         try:
             for _ in range(count):
                 ours, theirs = Pipe()
-                self._processes[ours] = _start(theirs.fileno(), memory, view)
+                self._processes[ours] = _start(theirs.fileno(), memory, room, view)
                 self._load[ours] = 0
                 theirs.close()
         except OSError as error:
@@ -57,13 +53,14 @@ class Workers:
             os.close(memory)
         self.close = weakref.finalize(self, _end, self._processes, os.getpid())
 
-    def batches(self, jobs: Iterable[Sequence[Sample]]) -> Generator[Tensor, None, None]:
-        """The pixels of each job in order, in memory that is used again when the next ones are asked for.
+    def batches(self, jobs: Iterable[Sequence[Sample]]) -> Generator[tuple[Sequence[Sample], slice], None, None]:
+        """Each job in order and its places in the memory, which are used again when the next ones are asked for.
 
         A generator that is left before its end ends the workers: they have jobs that nobody wants.
         """
         self._missing = [0] * AHEAD
         self._errors: list[dict[int, str]] = [{} for _ in range(AHEAD)]
+        self._jobs: list[Sequence[Sample]] = [()] * AHEAD
         given = -1
         try:
             for given, job in enumerate(jobs):
@@ -79,8 +76,10 @@ class Workers:
 
     def _give(self, slot: int, job: Sequence[Sample]) -> None:
         """To the workers that have least to do."""
+        self._jobs[slot] = job
         used = sum(sample is not None for sample in job)  # the empty slots come last
-        self._pixels[slot, used:] = 0
+        empty = slice(slot * self._batch + used, (slot + 1) * self._batch)
+        self.memory.pixels[empty], self.memory.rows["bytes"][empty] = 0, 0
         for first in range(0, used, _SHARE):
             worker = min(self._load, key=self._load.__getitem__)
             try:
@@ -90,24 +89,29 @@ class Workers:
             self._load[worker] += 1
             self._missing[slot] += 1
 
-    def _take(self, slot: int) -> Tensor:
+    def _take(self, slot: int) -> tuple[Sequence[Sample], slice]:
         """A slot once it is full. Looks at every worker in any case, so that a death does not go unnoticed."""
         patience: float | None = 0.0
         while patience is not None or self._missing[slot]:
             for worker in wait(list(self._load), patience):
                 assert isinstance(worker, Connection)
-                try:
-                    place, error = worker.recv()
-                except (EOFError, OSError):
-                    raise self._death(worker) from None
+                self._hear(worker)
+            patience = None
+        if self._errors[slot]:
+            raise DataError(min(self._errors[slot].items())[1])
+        return self._jobs[slot], slice(slot * self._batch, (slot + 1) * self._batch)
+
+    def _hear(self, worker: Connection) -> None:
+        """All that it has said: its end comes behind that."""
+        try:
+            while worker.poll():
+                place, error = worker.recv()
                 self._load[worker] -= 1
                 self._missing[place // self._batch] -= 1
                 if error is not None:
                     self._errors[place // self._batch][place] = error
-            patience = None
-        if self._errors[slot]:
-            raise DataError(min(self._errors[slot].items())[1])
-        return self._pixels[slot]
+        except (EOFError, OSError):
+            raise self._death(worker) from None
 
     def _death(self, worker: Connection) -> LoaderError:
         process = self._processes[worker]
@@ -129,10 +133,10 @@ def _memory(size: int) -> int:
     return descriptor
 
 
-def _start(channel: int, memory: int, view: View) -> subprocess.Popen:
+def _start(channel: int, memory: int, room: int, view: View) -> subprocess.Popen:
     program = (
         f"import sys; sys.path[:] = {sys.path!r}; from timestepper.data.worker import main; "
-        f"main({os.getpid()}, {channel}, {memory}, {tuple(view)!r})"
+        f"main({os.getpid()}, {channel}, {memory}, {room}, {tuple(view)!r})"
     )
     return subprocess.Popen(
         [sys.executable, "-c", program],

@@ -345,7 +345,7 @@ def test_a_worker_whose_trainer_is_dead_before_it_begins_leaves(tmp_path):
     ours, theirs = multiprocessing.Pipe()
     with open(tmp_path / "memory", "r+b") as memory:
         descriptors = theirs.fileno(), memory.fileno()
-        program = f"from timestepper.data.worker import main; main({dead.pid}, *{descriptors}, (2, 2, False, False))"
+        program = f"from timestepper.data.worker import main; main({dead.pid}, *{descriptors}, 0, (2, 2, False, False))"
         subprocess.run([sys.executable, "-c", program], pass_fds=descriptors, timeout=120, check=True)
     ours.close()
     theirs.close()
