@@ -2,18 +2,21 @@
 
 import copy
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from timestepper.errors import MismatchError
-from timestepper.sites.known import Site
 from timestepper.sites.proof import Attach, Candidate, Sum, prove
+from timestepper.sites.trace import Places, Watching
 from timestepper.sites.twin import Call, twin
 
 LARGE = 500_000_000  # parameters; beyond this no copy of the whole is made
+MOST = LARGE  # that a block may have
 
 
 class Holder(nn.Module):
@@ -27,69 +30,101 @@ class Holder(nn.Module):
         return self.block(*args, **kwargs)
 
 
+@dataclass
+class Home:
+    """How a block was called the first time."""
+
+    path: str
+    call: Call
+    sums: Counter[str]  # how many each module had run when the block was left
+
+    def candidate(self, whole: Candidate) -> Candidate:
+        """A candidate of the whole network in the paths of a :class:`Holder` of this block."""
+        site = whole.site
+        convs = [conv for conv in site.convs if f"{conv}.".startswith(f"{self.path}.") or not self.path]
+        inside = replace(
+            site,
+            convs=tuple(map(self._inside, convs or site.last)),
+            last=tuple(map(self._inside, site.last)),
+            gate=self._inside(site.gate) if site.gate else None,
+            readers=tuple(map(self._inside, site.readers)),
+            entries=tuple(entry._replace(layer=self._inside(entry.layer)) for entry in site.entries),
+            means=(),
+        )
+        # A block that runs again is seen the first time only.
+        sums = [s for s in whole.sums if s.key[1] < self.sums[s.key[0]]]
+        return Candidate(inside, tuple(Sum((self._inside(s.key[0]), s.key[1]), s.operand, s.dim) for s in sums))
+
+    def _inside(self, path: str) -> str:
+        depth = len(self.path.split(".")) if self.path else 0
+        return ".".join(["block", *filter(None, path.split(".")[depth:])])
+
+
 @torch.no_grad()
 def prove_blocks(
     net: nn.Module, call: Call, dtype: torch.dtype, candidates: list[Candidate], attach: Attach
 ) -> list[float | str]:
     """As :func:`prove` does with the whole. The network runs once more, to see what its blocks are given."""
-    homes = [_home(candidate) for candidate in candidates]
-    given = _inputs(net, call, dtype, {home for home in homes if home})
-    results: list[float | str] = ["it lies in no block that could be proved by itself"] * len(candidates)
-    for home in dict.fromkeys(home for home in homes if home in given):
+    around = [_around(candidate) for candidate in candidates]
+    called = _called(net, call, dtype, {path for paths in around for path in paths})
+    homes = [next(path for path in paths if path in called) for paths in around]
+    results: list[float | str] = [""] * len(candidates)
+    for home in dict.fromkeys(homes):
         inside = [number for number, other in enumerate(homes) if other == home]
-        block = twin(Holder(net.get_submodule(home)))
-        try:
-            found = prove(block, given[home], [_within(candidates[number], home) for number in inside], attach)
-        except MismatchError as error:
-            found = [f"its block {home} cannot be proved by itself: {error}"] * len(inside)
+        found = _proved(net.get_submodule(home), called[home], [candidates[number] for number in inside], attach)
         for number, result in zip(inside, found, strict=True):
             results[number] = result
     return results
 
 
-def _home(candidate: Candidate) -> str:
-    """The innermost module that has the sum and the layers that take the step."""
-    paths = [sum_.key[0] for sum_ in candidate.sums] + [entry.layer for entry in candidate.site.entries]
-    split = [path.split(".") for path in paths]
-    common = [names[0] for names in zip(*split, strict=False) if len(set(names)) == 1]
-    return ".".join(common)
-
-
-def _inputs(net: nn.Module, call: Call, dtype: torch.dtype, paths: set[str]) -> dict[str, Call]:
-    """What each module was called with the first time, before it could write into it."""
-    given: dict[str, Call] = {}
-
-    def remember(path: str) -> Any:
-        return lambda module, args, kwargs: given.setdefault(path, Call(*copy.deepcopy((args, kwargs)))) and None
-
-    handles = [
-        net.get_submodule(path).register_forward_pre_hook(remember(path), with_kwargs=True) for path in sorted(paths)
-    ]
+def _proved(block: nn.Module, home: Home, candidates: list[Candidate], attach: Attach) -> list[float | str]:
+    if sum(parameter.numel() for parameter in block.parameters()) > MOST:
+        reason = f"it lies in no block of less than {MOST / 1e6:.0f} million parameters that could be proved by itself"
+        return [f"{reason}; put its sum and its branch into a module of their own"] * len(candidates)
     try:
-        call(net, dtype)
+        return prove(twin(Holder(block)), home.call, [home.candidate(whole) for whole in candidates], attach)
+    except MismatchError as error:
+        return [f"its block {home.path} cannot be proved by itself: {error}"] * len(candidates)
+
+
+def _around(candidate: Candidate) -> list[str]:
+    """The modules that have the sum and the layers that take the step, innermost first; the last is the network."""
+    paths = [sum_.key[0] for sum_ in candidate.sums] + [entry.layer for entry in candidate.site.entries]
+    split = zip(*(path.split(".") for path in paths), strict=False)
+    names = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, split)]
+    return [".".join(names[:length]) for length in range(len(names), -1, -1)]
+
+
+def _called(net: nn.Module, call: Call, dtype: torch.dtype, paths: set[str]) -> dict[str, Home]:
+    """What each of the modules that ran was called with the first time, before it could write into it."""
+    watching = Watching(Places(net), precise=False)
+    found: dict[str, Home] = {}
+    left: set[str] = set()
+
+    def watch(path: str) -> list[Any]:
+        def entered(module, args, kwargs):
+            if path not in found:
+                found[path] = Home(path, Call(*_copy((args, kwargs))), Counter())
+
+        def leave(module, args, output):
+            if path not in left:
+                left.add(path)
+                found[path].sums = watching.seen.copy()
+
+        module = net.get_submodule(path)
+        return [module.register_forward_pre_hook(entered, with_kwargs=True), module.register_forward_hook(leave)]
+
+    handles = [handle for path in sorted(paths) for handle in watch(path)]
+    try:
+        with watching.places.followed(), watching:
+            call(net, dtype, watching.places)
     finally:
         for handle in handles:
             handle.remove()
-    return given
+    return found
 
 
-def _within(candidate: Candidate, home: str) -> Candidate:
-    """A candidate in the paths of a :class:`Holder` of its block."""
-
-    def inner(path: str) -> str:
-        return f"block{path.removeprefix(home)}"
-
-    def moved(site: Site) -> Site:
-        return replace(
-            site,
-            convs=tuple(inner(path) for path in site.convs if path.startswith(home)) or tuple(map(inner, site.last)),
-            last=tuple(map(inner, site.last)),
-            gate=inner(site.gate) if site.gate else None,
-            readers=tuple(map(inner, site.readers)),
-            entries=tuple(entry._replace(layer=inner(entry.layer)) for entry in site.entries),
-            means=(),
-        )
-
-    first = Counter(sum_.key[0] for sum_ in candidate.sums)  # a block that runs again is seen the first time only
-    sums = tuple(Sum((inner(s.key[0]), s.key[1]), s.operand, s.dim) for s in candidate.sums[: len(first)])
-    return Candidate(moved(candidate.site), sums)
+def _copy(arguments: Any) -> Any:
+    """Also of tensors that belong to a graph, which deepcopy refuses."""
+    tensors = [value for value in tree_flatten(arguments)[0] if isinstance(value, Tensor)]
+    return copy.deepcopy(arguments, {id(tensor): tensor.detach().clone() for tensor in tensors})

@@ -20,6 +20,7 @@ from timestepper.sites.sources import (
     Refused,
     leaves,
     matrix_of,
+    place_in,
 )
 from timestepper.sites.trace import SUMS, Node, Trace
 from timestepper.sites.walk import Absorbed, Walk
@@ -187,9 +188,9 @@ def _described(between: list[Node]) -> dict[str, tuple[int, ...]]:
         weight = matrix_of(node)
         for leaf in leaves(weight) if weight is not None else ():
             if leaf.own_name == "weight" and len(leaf.shape) > 1 and leaf.owner:
-                inputs_first = node.name in COLUMNS
+                inputs = place_in(leaf, weight, 0 if node.name in COLUMNS else 1)
                 depthwise = leaf.shape[1] == 1 and len(leaf.shape) > 2
-                found[leaf.owner] = (0,) if inputs_first else tuple(range(1, len(leaf.shape))) if depthwise else (1,)
+                found[leaf.owner] = tuple(range(1, len(leaf.shape))) if depthwise and inputs else (inputs or 0,)
     return found
 
 

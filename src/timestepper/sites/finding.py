@@ -129,11 +129,8 @@ def _traced(net: nn.Module, call: Call, dtype: torch.dtype) -> Trace:
     """The graph of one forward of a copy."""
     args, kwargs = call.arguments(net, dtype)
     trace = Trace(net, (args, kwargs), precise=dtype == torch.float64)
-    try:
-        with call.explained(net, trace.places), trace.places.followed(), trace:
-            net(*args, **kwargs)
-    finally:
-        trace.forget()
+    with call.explained(net, trace.places), trace.places.followed(), trace:
+        net(*args, **kwargs)
     return trace
 
 

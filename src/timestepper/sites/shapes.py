@@ -18,7 +18,7 @@ REDUCES = {"mean", "sum"}
 
 def came_from(node: Node, dim: int) -> int | None:
     """The dimension of the node's first live input that ``dim`` of the node is; None where it was split or merged."""
-    before = next(other for other in node.inputs if other.live)
+    before = next((other for other in node.inputs if other.live), node.inputs[0])
     size = len(before.shape)
     if node.name in _SWAPS:
         pair = [index % size for index in _numbers(node)]

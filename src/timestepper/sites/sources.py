@@ -1,6 +1,6 @@
 """What functions take as weight and bias, and which parameters these are computed from."""
 
-from timestepper.sites.shapes import CASTS, MOVES
+from timestepper.sites.shapes import CASTS, MOVES, came_from
 from timestepper.sites.trace import SUMS, Node
 
 PRODUCTS = {"mul", "__mul__", "__rmul__", "mul_", "__imul__", "multiply"}
@@ -86,6 +86,18 @@ def source_of(value: Node, role: str) -> tuple[Node, float]:
             raise Refused(f"{name_of(sources[0])} is used through {now.name}, not as it is")
         now = now.inputs[0]
     return sources[0], offset
+
+
+def place_in(parameter: Node, value: Node, dimension: int) -> int | None:
+    """Which dimension of a parameter is ``dimension`` of what is computed from it: ``x @ weight.T`` has it turned."""
+    while value is not parameter and value.inputs:
+        if value.name in MOVES:
+            place = came_from(value, dimension)
+            if place is None:
+                return None
+            dimension = place
+        value = value.inputs[0]
+    return dimension
 
 
 def name_of(parameter: Node) -> str:

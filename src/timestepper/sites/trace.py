@@ -4,23 +4,26 @@ A ``TorchFunctionMode`` sees each call of a torch function and traces nothing: w
 its forward does.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
 
-_NODE = "_timestepper_node"  # where a tensor keeps the node that it came from
 IN_PLACE = {"add_", "__iadd__"}
 SUMS = {"add", "__add__", "__radd__"} | IN_PLACE
 # They take a tensor for its device or shape alone.
 _FRESH = {"new_empty", "new_zeros", "new_ones", "new_full", "new_tensor"}
 _FRESH |= {"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"}
+_WRITES = re.compile("[^_]_$|^__(i|set)")  # names of functions that write into what they are given
 _HALVES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -106,7 +109,7 @@ class Watching(TorchFunctionMode):
             func = Tensor.double if name in ("float", "half", "bfloat16") else func
             args, kwargs = tree_map(_precise, (args, kwargs))
         if name not in SUMS:
-            return self.call(name, func, args, kwargs)
+            return self.call(name, _lenient(func) if self.precise and not _WRITES.search(name) else func, args, kwargs)
         args += tuple(kwargs.pop(operand) for operand in ("input", "other") if operand in kwargs)
         if sum(isinstance(arg, Tensor) for arg in args[:2]) < 2:
             return self.call(name, func, args, kwargs)
@@ -128,7 +131,7 @@ class Trace(Watching):
         super().__init__(Places(root), precise)
         self.nodes: list[Node] = []
         self.shared: set[tuple[str, str]] = set()  # parameters that several layers have
-        self._owned: list[Tensor] = []
+        self._known = WeakTensorKeyDictionary()  # the node of each tensor; weak, or all features would stay in memory
         first: dict[int, tuple[str, str]] = {}
         for path, module in root.named_modules():
             for name, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -138,16 +141,10 @@ class Trace(Watching):
                     self.shared |= {first[id(tensor)], (path, name)}
                     continue
                 first[id(tensor)] = path, name
-                self._owned.append(tensor)
-                self._know(tensor, self._node("parameter", tensor, owner=path, own_name=name))
+                self._known[tensor] = self._node("parameter", tensor, owner=path, own_name=name)
         for tensor in tree_flatten(inputs)[0]:
             if isinstance(tensor, Tensor):
-                self._know(tensor, self._node("input", tensor, live=True))
-
-    def forget(self) -> None:
-        """Parameters must not carry the graph along into copies."""
-        for tensor in self._owned:
-            tensor.__dict__.pop(_NODE, None)
+                self._known[tensor] = self._node("input", tensor, live=True)
 
     @property
     def sums(self) -> list[Node]:
@@ -179,7 +176,7 @@ class Trace(Watching):
         for other in inputs:
             other.users.append(node)
             node.ancestors |= other.ancestors | 1 << other.number
-        self._know(tensor, node)
+        self._known[tensor] = node
 
     def _node(self, name: str, tensor: Tensor, **what) -> Node:
         running = frozenset(self.places.stack)
@@ -191,17 +188,34 @@ class Trace(Watching):
         """The node of a tensor; a tensor that nobody made is a constant."""
         if not isinstance(value, Tensor):
             return value
-        node = value.__dict__.get(_NODE)
-        return node if node is not None else self._know(value, self._node("constant", value))
-
-    def _know(self, tensor: Tensor, node: Node) -> Node:
-        tensor.__dict__[_NODE] = node
-        return node
+        if value not in self._known:
+            self._known[value] = self._node("constant", value)
+        return self._known[value]
 
 
 def function_name(func: Callable) -> str:
     name = getattr(func, "__name__", str(func))
     return func.__self__.__name__ if name == "__get__" else name  # type: ignore[attr-defined]
+
+
+def _lenient(func: Callable) -> Callable:
+    """For functions that take no two precisions, or none that is double, such as grouped matrix products."""
+
+    def called(*args, **kwargs):
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError:
+            for dtype in (torch.float64, torch.float32):
+                with suppress(RuntimeError):
+                    args, kwargs = tree_map(partial(_to, dtype=dtype), (args, kwargs))
+                    return tree_map(partial(_to, dtype=torch.float64), func(*args, **kwargs))
+            raise
+
+    return called
+
+
+def _to(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _precise(value: Any) -> Any:

@@ -25,6 +25,7 @@ from timestepper.sites.sources import (
     argument,
     leaves,
     name_of,
+    place_in,
     source_of,
 )
 from timestepper.sites.trace import SUMS, Node
@@ -200,7 +201,9 @@ class Walk:
         parameter, offset = source_of(value, role)
         if dimension is None:  # a vector, however it is written
             dimension = next((i for i, n in enumerate(parameter.shape) if n == prod(parameter.shape)), 0)
-        if dimension >= len(parameter.shape) or parameter.shape[dimension] != way.channels:
+        else:
+            dimension = place_in(parameter, value, dimension)
+        if dimension is None or dimension >= len(parameter.shape) or parameter.shape[dimension] != way.channels:
             raise Refused(f"{name_of(parameter)} is not one number for every channel")
         key = parameter.owner, parameter.own_name
         if key in self.shared:

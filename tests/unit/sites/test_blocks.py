@@ -1,6 +1,7 @@
 """Networks too large to copy are proved block by block."""
 
 import pytest
+import timm
 import torch
 from torch import nn
 
@@ -26,7 +27,93 @@ def encoder():
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), 2)
 
 
-NETWORKS = {"llama": (llama, None), "encoder": (encoder, torch.randn(2, 5, 16))}
+class Branch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 12), nn.Linear(12, 8)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)))
+
+
+class Flat(nn.Module):
+    """Has its sums itself, not in blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Branch() for _ in range(11))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+class Repeated(nn.Module):
+    """One branch, three sums, in a block that runs once."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Branch()
+
+    def forward(self, x):
+        for _ in range(3):
+            x = x + self.inner(x)
+        return x
+
+
+class Late(nn.Module):
+    """The sum of each block is made by the next one."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.adders = nn.ModuleList([Branch(), Branch()]), nn.ModuleList([Adder(), Adder()])
+
+    def forward(self, x):
+        for layer, adder in zip(self.layers, self.adders, strict=True):
+            x = adder(x, layer(x))
+        return x
+
+
+class Adder(nn.Module):
+    def forward(self, x, y):
+        return x + y
+
+
+class Recording(nn.Module):
+    """Its blocks are given tensors that belong to a graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(Repeated(), Repeated())
+
+    def forward(self, x):
+        with torch.enable_grad():
+            return self.blocks(x)
+
+
+def shared():
+    block = Repeated()
+    return nn.Sequential(nn.Sequential(Repeated(), block), nn.Sequential(block, Repeated(), block))
+
+
+def levit():
+    return timm.create_model(
+        "levit_128s", img_size=64, num_classes=5, depth=(1, 1, 1)
+    )  # keeps what it has computed once
+
+
+TOKENS = torch.randn(2, 5, 8)
+NETWORKS = {
+    "llama": (llama, None),
+    "encoder": (encoder, torch.randn(2, 5, 16)),
+    "levit": (levit, torch.randn(2, 3, 64, 64)),
+    "flat": (Flat, TOKENS),
+    "repeated": (lambda: nn.Sequential(Repeated(), Repeated()), TOKENS),
+    "late": (lambda: nn.Sequential(Late(), Late()), TOKENS),
+    "recording": (Recording, TOKENS),
+    "shared": (shared, TOKENS),
+}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -36,6 +123,7 @@ def test_the_same_sites_are_proved(name, monkeypatch):
     whole = timestepper.discover(net, example)
     monkeypatch.setattr(blocks, "LARGE", 0)
     parts = timestepper.discover(net, example)
+    assert parts.errors
     assert parts.stages == whole.stages
     assert max(parts.errors.values()) < 1e-10
     assert [(sum_.path, sum_.reason) for sum_ in parts.refused] == [(s.path, s.reason) for s in whole.refused]
@@ -55,6 +143,14 @@ def test_half_precision_networks_are_not_copied_whole(monkeypatch):
     assert {type(part).__name__ for part in copied} == {"LlamaDecoderLayer"}
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
     assert not any(vars(parameter) for parameter in net.parameters())
+
+
+@pytest.mark.usefixtures("_everything_is_large")
+def test_a_block_that_is_too_large_itself_is_refused(monkeypatch):
+    monkeypatch.setattr(blocks, "MOST", 11 * (8 * 12 + 12 + 12 * 8 + 8) - 1)
+    found = timestepper.discover(nn.Sequential(Flat(), Repeated()), TOKENS)
+    assert set(found.errors) == {"1"}
+    assert {"put its sum and its branch into a module" in sum_.reason for sum_ in found.refused} == {True}
 
 
 @pytest.mark.usefixtures("_everything_is_large")

@@ -118,6 +118,22 @@ def test_transformers(name):
     check(tiny(transformers, name), None, TRANSFORMERS[name])
 
 
+def test_experts_may_compute_in_a_function_that_has_no_float64():
+    """The attention of Mixtral gets its steps; its experts' outputs are scattered, which no layer can absorb."""
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    config = transformers.MixtralConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, num_local_experts=4)
+    check(transformers.MixtralForCausalLM(config), None, 2)
+
+
+def test_a_layer_that_multiplies_with_its_transposed_weight():
+    """As Falcon's linear layers do; its attention and its MLP end in one sum, and share a step."""
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    net = transformers.FalconForCausalLM(transformers.FalconConfig(**sizes))
+    found = timestepper.discover(net)
+    assert [site.descriptor for site in found.stages[0].sites] == [32 + 16 + 64 + 16] * 2  # the outputs of four layers
+    check(net, None, 2)
+
+
 @pytest.mark.parametrize("name", ["Llama", "GPT2", "T5"])
 def test_attached_and_folded_networks_write_the_same(name):
     torch.manual_seed(1)
