@@ -185,8 +185,9 @@ def _described(between: list[Node]) -> dict[str, tuple[int, ...]]:
     """The layers whose weights describe a branch, each with the dimensions that are averaged over."""
     found: dict[str, tuple[int, ...]] = {}
     for node in between:
-        weight = matrix_of(node)
-        for leaf in leaves(weight) if weight is not None else ():
+        if (weight := matrix_of(node)) is None:
+            continue
+        for leaf in leaves(weight):
             if leaf.own_name == "weight" and len(leaf.shape) > 1 and leaf.owner:
                 inputs = place_in(leaf, weight, 0 if node.name in COLUMNS else 1)
                 depthwise = leaf.shape[1] == 1 and len(leaf.shape) > 2

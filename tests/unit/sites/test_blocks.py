@@ -98,9 +98,8 @@ def shared():
 
 
 def levit():
-    return timm.create_model(
-        "levit_128s", img_size=64, num_classes=5, depth=(1, 1, 1)
-    )  # keeps what it has computed once
+    """Keeps what it has computed once."""
+    return timm.create_model("levit_128s", img_size=64, num_classes=5, depth=(1, 1, 1))
 
 
 TOKENS = torch.randn(2, 5, 8)
