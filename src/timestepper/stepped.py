@@ -51,7 +51,7 @@ class Cell:
         self.kept: Given | None = None  # of the last pass with gradients, for blocks that are recomputed
 
 
-class _Here(threading.local):
+class _OfThread(threading.local):
     """Its cell is filled and emptied, and itself never changed: torch.compile would not follow that everywhere."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Slot:
     """
 
     def __init__(self) -> None:
-        self.here = _Here()
+        self.here = _OfThread()
         self.kept: Given | None = None  # for a backward pass in threads of its own, as on CUDA
 
     def keep(self, given: Given | None) -> None:

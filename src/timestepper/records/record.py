@@ -9,6 +9,7 @@ from timestepper.records.curves import Arrays
 from timestepper.records.subject import Subject, subject_of
 
 MOST = 3.5e38  # no float32 holds more, and sums and squares of such numbers fit a float
+NOISE_LEVELS = tuple(level / 10 for level in range(11))  # that a finished network is measured at
 SEARCHES = ("power", "adversarial", "random")
 _NUMBER, _AMOUNT, _SHARE = {"least": -MOST, "most": MOST}, {"least": 0, "most": MOST}, {"least": 0, "most": 1}
 _FOLLOWED = "epochs.profiles.step_sizes/"

@@ -13,6 +13,7 @@ from typing import Any
 from timestepper import names, validate
 from timestepper.errors import RecordError
 from timestepper.recipe.schema import ControllerSettings, Recipe
+from timestepper.records.record import NOISE_LEVELS
 from timestepper.records.subject import Subject, subject
 from timestepper.report.names import DATA, unknown_model
 from timestepper.validate import Source, limited
@@ -20,7 +21,6 @@ from timestepper.validate import Source, limited
 _PACKAGE = Path(__file__).resolve().parents[1]
 FOLDER = next((path for path in (_PACKAGE.parents[1] / "claims", _PACKAGE / "claims") if path.is_dir()), Path("claims"))
 COUNTS = ("parameters_train", "parameters_inference", "gflops_train", "gflops_inference")
-NOISE_LEVELS = tuple(level / 10 for level in range(11))  # that records have
 _PAPER = Source("the paper's schedule", RecordError)
 _SIDES, _OVER = ("low", "high", "on"), (("test_error", "last_stage_mean"), ("over", "on", "direction"))
 # For every check the quantities that it can look at and the keys that it cannot do without.

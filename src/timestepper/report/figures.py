@@ -166,15 +166,16 @@ def depth(arms: Sequence[Arm], how: Callable[[Task, str], str]) -> Figure:
         if len(depths) < 2:
             continue
         means = {(arm.subject, arm.task.depth): arm.error for arm in found}
-        ends = [value for mean in means.values() for value in (mean.mean, *(mean.ends or ()))]
+        bars = {key: mean.interval() if mean.known else None for key, mean in means.items()}
+        ends = [value for key, mean in means.items() for value in (mean.mean, *(bars[key] or ()))]
         plot = svg.Plot((depths[0], depths[-1]), (min(ends), max(ends)), "depth", "test error, %", log_x=True)
         text = []
         for subject, css, aside in ((PLAIN, "plain", 0.985), (_LSTM, "stepped", 1.015)):  # bars must not hide bars
-            line = [(d, means[subject, d]) for d in depths if (subject, d) in means]
-            plot.line([(d * aside, i.mean) for d, i in line], css)
-            for d, i in line:
-                plot.dot((d * aside, i.mean), css, i.ends)
-            text.append(f"{subject.label}: " + ", ".join(f"{i.mean:.2f} at depth {d}" for d, i in line))
+            line = [(d, means[subject, d].mean) for d in depths if (subject, d) in means]
+            plot.line([(d * aside, mean) for d, mean in line], css)
+            for d, mean in line:
+                plot.dot((d * aside, mean), css, bars[subject, d])
+            text.append(f"{subject.label}: " + ", ".join(f"{mean:.2f} at depth {d}" for d, mean in line))
         heading = f"{data_name(task.data)}, {how(task, extras[task])}"
         drawing = plot.svg(f"Test error over depth, {heading}", "; ".join(text), x_ticks=depths)
         panels.append(Panel("", heading, drawing))

@@ -75,11 +75,7 @@ def write_page(
 
 
 def _sections(
-    arms: Sequence[Arm],
-    claims: Claims,
-    found: Sequence[verdicts.Verdict],
-    computed: Computed,
-    pending: Table | None,
+    arms: Sequence[Arm], claims: Claims, found: Sequence[verdicts.Verdict], computed: Computed, pending: Table | None
 ) -> list[Section]:
     """What there is to show; of what the paper shows too, also that it is missing."""
     label = label_of(arms, claims)

@@ -42,10 +42,6 @@ class Estimate:
         """Whether there is an interval; seeds that agree to the last digit give none, because no luck is that good."""
         return self.error is not None and self.error > 1e-9 * max(abs(self.mean), 1e-3)
 
-    @property
-    def ends(self) -> tuple[float, float] | None:
-        return self.interval() if self.known else None
-
     def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
         """Student's t-interval."""
         from scipy.special import stdtrit

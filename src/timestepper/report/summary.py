@@ -3,28 +3,25 @@
 from collections.abc import Sequence
 from typing import Any
 
-from timestepper.report import counts, statistics, verdicts
+from timestepper.report import counts
 from timestepper.report.claims import Claims
 from timestepper.report.groups import Arm, Label, by_task, differences, plain_of, same_start_of, schedule_label
 from timestepper.report.names import PAPER_DATA
-from timestepper.report.statistics import difference, signed
+from timestepper.report.statistics import NOT_RUN, STATES, difference, signed
+from timestepper.report.verdicts import Verdict, headline
 
 
 def summarise(
-    arms: Sequence[Arm],
-    claims: Claims,
-    found: Sequence[verdicts.Verdict],
-    counted: dict[str, Any] | None,
-    label: Label,
+    arms: Sequence[Arm], claims: Claims, found: Sequence[Verdict], counted: dict[str, Any] | None, label: Label
 ) -> list[str]:
     """A few short paragraphs."""
     runs = sum(len(arm.runs) for arm in arms)
     lines = [f"{runs} finished {'run' if runs == 1 else 'runs'}."] if runs else ["No finished runs yet."]
     lines += [_compare(bundle, label) for bundle in _main_tasks(arms, claims)]
-    if chosen := verdicts.headline(found):
+    if chosen := headline(found):
         states = [verdict.state for verdict in chosen]
-        told = ", ".join(f"{states.count(state)} {state}" for state in statistics.STATES if state in states)
-        decided = [verdict for verdict in chosen if verdict.state != statistics.NOT_RUN]
+        told = ", ".join(f"{states.count(state)} {state}" for state in STATES if state in states)
+        decided = [verdict for verdict in chosen if verdict.state != NOT_RUN]
         lesser = sum(verdict.short or verdict.stand_in for verdict in decided)
         rest = f"; {lesser} of the {len(decided)} that were looked at rest on a short schedule or a smaller stand-in"
         lines.append(f"Of {len(states)} statements of the paper: {told}{rest if lesser else ''}.")

@@ -41,11 +41,6 @@ class Table:
         cells = (tuple(each if isinstance(each, TableCell) else TableCell(each) for each in row) for row in self.rows)
         self.columns, self.rows, self.notes = tuple(self.columns), tuple(cells), tuple(self.notes)
 
-    @property
-    def stacked(self) -> bool:
-        """Whether a narrow screen shows each row as a block: tables of words yes, tables of many numbers no."""
-        return len(self.columns) <= 6
-
     def markdown(self) -> str:
         """A Markdown table with its caption and footnotes."""
         lines = [f"**{inline(self.caption)}**", "", _line(self.columns)]

@@ -14,12 +14,12 @@ from timestepper.engine.distributed import Group
 from timestepper.engine.runtime import Runtime, choose_device
 from timestepper.errors import RecordError
 from timestepper.files import with_checksum
+from timestepper.records.record import NOISE_LEVELS
 from timestepper.runs import build
 from timestepper.runs.load import Trained, restore
 from timestepper.stability import measured_growth, open_chain, proposition_1, robustness
 from timestepper.terminal import warn
 
-NOISE_LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 NOISE_DRAWS = 5
 NOISE_BATCH = 1000  # 55 passes over the test set: a GPU is far faster with large batches, and no figure depends on it
 STABILITY_IMAGES = 32

@@ -32,7 +32,7 @@ from timestepper.sites.trace import SUMS, Node
 
 
 @dataclass
-class Way:
+class Trail:
     """Some channels of a tensor, on the way back."""
 
     node: Node
@@ -69,7 +69,7 @@ class Walk:
         self.branch, self.shared = branch, shared
         self.found = Absorbed(total.shape[dim], dim)
         self.length = 0  # how far it came
-        self._ways = [Way(branch, total, dim, 0, total.shape[dim])]
+        self._ways = [Trail(branch, total, dim, 0, total.shape[dim])]
 
     def run(self) -> Absorbed:
         while self._ways:
@@ -81,7 +81,7 @@ class Walk:
             self._step(way)
         return self.found
 
-    def _step(self, way: Way) -> None:
+    def _step(self, way: Trail) -> None:
         node = way.node
         if not node.live:
             raise Refused("its branch does not depend on the input")
@@ -103,10 +103,10 @@ class Walk:
         else:
             raise Refused(f"its branch ends in {node.name}{_in(node)}")
 
-    def _back(self, way: Way, to: Node, **changed) -> None:
-        self._ways.append(Way(**{**vars(way), "node": to, "user": way.node, **changed}))
+    def _back(self, way: Trail, to: Node, **changed) -> None:
+        self._ways.append(Trail(**{**vars(way), "node": to, "user": way.node, **changed}))
 
-    def _sum(self, way: Way) -> None:
+    def _sum(self, way: Trail) -> None:
         """A bias, or two branches that take the same step."""
         parts = [part for part in way.node.args[:2] if isinstance(part, Node)]
         live = [part for part in parts if part.live]
@@ -122,7 +122,7 @@ class Walk:
             else:
                 self._enter(way, part, "bias", None)
 
-    def _product(self, way: Way) -> None:
+    def _product(self, way: Trail) -> None:
         """A constant, a learned scale, or a gate."""
         parts = [part for part in way.node.args[:2] if isinstance(part, Node)]
         live = [part for part in parts if part.live]
@@ -146,7 +146,7 @@ class Walk:
             except Refused:  # a sigmoid of a parameter, say: what it scales may take the step
                 self._back(way, live[0])
 
-    def _join(self, way: Way) -> None:
+    def _join(self, way: Trail) -> None:
         """A concatenation of channels: each part takes its piece."""
         parts = way.node.args[0] if way.node.args else way.node.kwargs["tensors"]
         along = way.node.kwargs.get("dim", way.node.args[1] if len(way.node.args) > 1 else 0) % len(way.node.shape)
@@ -164,7 +164,7 @@ class Walk:
             place += size
         self.found.rules.append("concatenation")
 
-    def _layer(self, way: Way) -> None:
+    def _layer(self, way: Trail) -> None:
         node = way.node
         dims = len(node.shape)
         if node.name == "addcmul":
@@ -196,7 +196,7 @@ class Walk:
 
     # -- parameters ----------------------------------------------------------------------------------------------------
 
-    def _enter(self, way: Way, value: Node, role: str, dimension: int | None, divide: bool = False) -> None:
+    def _enter(self, way: Trail, value: Node, role: str, dimension: int | None, divide: bool = False) -> None:
         """Let the step size into the parameter that a weight or bias is computed from."""
         parameter, offset = source_of(value, role)
         if dimension is None:  # a vector, however it is written
@@ -228,7 +228,7 @@ class Walk:
 
     # -- what else sees the scaled channels ----------------------------------------------------------------------------
 
-    def _compensate(self, way: Way, user: Node) -> None:
+    def _compensate(self, way: Trail, user: Node) -> None:
         """A gate sees what it saw if its first layer's input columns are divided by the step sizes."""
         ways = [(way.node, user, way.dim)]
         while ways:
@@ -240,7 +240,7 @@ class Walk:
                 continue
             self._divide(way, before, node, dim)
 
-    def _divide(self, way: Way, before: Node, node: Node, dim: int) -> None:
+    def _divide(self, way: Trail, before: Node, node: Node, dim: int) -> None:
         weight = argument(node, "weight") if node.name in MATRICES else None
         channel = len(before.shape) - (1 + int(node.name[-2]) if node.name in CONVOLUTIONS else 1)
         if weight is None or weight.live or argument(node, "input") is not before or dim != channel or not way.whole:
@@ -259,13 +259,13 @@ class Walk:
         self.found.rules.append("squeeze-excite" if dimension else "depthwise copy")
 
 
-def _along(scale: Node, way: Way) -> bool:
+def _along(scale: Node, way: Trail) -> bool:
     """Whether a scale differs between channels."""
     place = way.dim - len(way.node.shape)
     return len(scale.shape) >= -place and scale.shape[place] > 1
 
 
-def _untouched(way: Way, user: Node) -> bool:
+def _untouched(way: Trail, user: Node) -> bool:
     """Whether another user takes only channels that have no step."""
     if user.name not in CUTS or (held := cut(user, way.dim)) is None:
         return False

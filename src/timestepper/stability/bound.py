@@ -8,11 +8,10 @@ import torch
 
 from timestepper.equations import log_perturbation_bound
 from timestepper.sites import Site
-from timestepper.stability.chain import Chain, Link
+from timestepper.stability.chain import Chain, Link, full_precision
 from timestepper.stability.lipschitz import Ways, ways_through
 from timestepper.stability.norms import Norm, layer_norms
 from timestepper.stability.operators import Operator, parameters_of
-from timestepper.stability.precision import full_precision
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ in the weights, and plain, attached and folded networks take one path.
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -13,12 +15,24 @@ from torch import Tensor, nn
 from timestepper import api
 from timestepper.errors import StabilityError, first_line
 from timestepper.sites import Site, find_stages
-from timestepper.stability.precision import full_precision
 
 ONLY_CHAINS = (
     "only chains of residual blocks (ResNet, ResNeXt) are covered; "
     "noise, attacks and corruptions work on every network (--no-theory)"
 )
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Neither autocast nor TF32: with ten bits, the difference of two nearby features is mostly rounding."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    try:
+        with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+            yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 @dataclass(frozen=True)
@@ -52,11 +66,8 @@ class Chain:
 
     def logits(self, features: Tensor) -> Tensor:
         """The network's output for other features y_0."""
-        hook = self.links[0].block.register_forward_pre_hook(lambda block, args: (features.clone(),))
-        try:
+        with self.links[0].block.register_forward_pre_hook(lambda block, args: (features.clone(),)):
             return self.model(self.inputs)
-        finally:
-            hook.remove()
 
 
 def branch_end(link: Link) -> nn.Module:
@@ -109,13 +120,11 @@ def open_chain(net: nn.Module, inputs: Tensor, *, steps: bool = True) -> Chain:
             raise StabilityError(f"{order[-1]} gives a {type(output).__name__}, not one feature map; {ONLY_CHAINS}")
         left.append(output.detach().clone())
 
-    hooks = [link.block.register_forward_pre_hook(before(path)) for path, link in links.items()]
-    hooks += [link.block.register_forward_hook(after) for link in links.values()]
-    try:
+    with ExitStack() as hooks:
+        for path, link in links.items():
+            hooks.enter_context(link.block.register_forward_pre_hook(before(path)))
+            hooks.enter_context(link.block.register_forward_hook(after))
         run(model, inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
     _check_chain(list(links), order, entered, left)
     return Chain(model, inputs, tuple(links[path] for path in order), (*entered, left[-1]))
 
@@ -145,9 +154,7 @@ def _check_chain(paths: list[str], order: list[str], entered: list[Tensor], left
     if sorted(order) != sorted(paths):
         odd = next(path for path in paths if order.count(path) != 1)
         raise StabilityError(f"{odd} ran {order.count(odd)} times in one pass, not once; {ONLY_CHAINS}")
-    for index in range(1, len(order)):
-        if left[index - 1].shape != entered[index].shape or not torch.equal(left[index - 1], entered[index]):
-            raise StabilityError(
-                f"there are layers between {order[index - 1]} and {order[index]}, which no residual block holds; "
-                + ONLY_CHAINS
-            )
+    for path, following, output, entering in zip(order, order[1:], left, entered[1:], strict=False):
+        if not torch.equal(output, entering):  # which tensors of different shapes are not
+            between = f"there are layers between {path} and {following}, which no residual block holds"
+            raise StabilityError(f"{between}; {ONLY_CHAINS}")

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from timestepper.equations import euler_radius
-from timestepper.stability.chain import Chain, Link, branch_end
-from timestepper.stability.precision import full_precision
+from timestepper.stability.chain import Chain, Link, branch_end, full_precision
 
 TOLERANCE = 1e-4  # of Arnoldi's eigenvalues, relative
 
@@ -71,11 +70,8 @@ def branch(link: Link, features: Tensor) -> Tensor:
     """What the block's branch adds to the shortcut, step sizes included."""
     outputs: list[Tensor] = []
     # A copy: many blocks add the shortcut in place.
-    hook = branch_end(link).register_forward_hook(lambda module, args, output: outputs.append(output.clone()))
-    try:
+    with branch_end(link).register_forward_hook(lambda module, args, output: outputs.append(output.clone())):
         link.block(features.clone())
-    finally:
-        hook.remove()
     return outputs[0]
 
 

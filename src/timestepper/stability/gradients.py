@@ -1,13 +1,13 @@
 """How much of each gradient comes from the branches (Eq. 8): near zero, the blocks are idle."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from timestepper.stability.chain import Chain, branch_end
-from timestepper.stability.precision import full_precision
+from timestepper.stability.chain import Chain, branch_end, full_precision
 
 
 @dataclass(frozen=True)
@@ -56,22 +56,16 @@ def _recorded_run(chain: Chain) -> tuple[list[Tensor], list[Tensor], Tensor]:
         features.append(args[0] if features else args[0].detach().requires_grad_())
         return (features[-1].clone(),)  # what is kept must not be changed in place
 
-    def keep_branch(module, args, output):
-        branches.append(output)
+    def keep(kept, output):
+        kept.append(output)
         return output.clone()
 
-    def keep_last(block, args, output):
-        features.append(output)
-        return output.clone()
-
-    hooks = [link.block.register_forward_pre_hook(enter) for link in chain.links]
-    hooks += [branch_end(link).register_forward_hook(keep_branch) for link in chain.links]
-    hooks.append(chain.links[-1].block.register_forward_hook(keep_last))
-    try:
+    with ExitStack() as hooks:
+        for link in chain.links:
+            hooks.enter_context(link.block.register_forward_pre_hook(enter))
+            hooks.enter_context(branch_end(link).register_forward_hook(lambda *hooked: keep(branches, hooked[-1])))
+        hooks.enter_context(chain.links[-1].block.register_forward_hook(lambda *hooked: keep(features, hooked[-1])))
         return features, branches, chain.model(chain.inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _ratio(part: Tensor, whole: Tensor) -> float | None:

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from timestepper import api
 from timestepper.sites import Site
 from timestepper.stability.bound import block_ways, by_stage, layers_on, log_factor, split
-from timestepper.stability.chain import open_chain
+from timestepper.stability.chain import full_precision, open_chain
 from timestepper.stability.lipschitz import Ways
 from timestepper.stability.norms import warm_estimates
 from timestepper.stability.operators import Parameters, parameters_of
-from timestepper.stability.precision import full_precision
 
 
 class Monitor:

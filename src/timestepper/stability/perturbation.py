@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from timestepper.errors import StabilityError
-from timestepper.stability.chain import Chain
-from timestepper.stability.precision import full_precision
+from timestepper.stability.chain import Chain, full_precision
 
 KINDS = ("random", "adversarial", "power")
 _TINY = torch.finfo(torch.float64).tiny

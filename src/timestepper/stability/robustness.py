@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from timestepper.errors import StabilityError
 from timestepper.stability import corruptions, draws
 from timestepper.stability.attacks import Pixels, fgsm, pgd
-from timestepper.stability.chain import plain_copy, run
-from timestepper.stability.precision import full_precision
+from timestepper.stability.chain import full_precision, plain_copy, run
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 Changed = Iterator[tuple[Hashable, Tensor]]  # the images of a batch, each time under the name of a change

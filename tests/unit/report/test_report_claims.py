@@ -5,9 +5,8 @@ import pytest
 from timestepper.cli.gather import compute
 from timestepper.recipe.load import as_dict, load
 from timestepper.records.subject import subject_of
-from timestepper.report import claims, names
+from timestepper.report import names
 from timestepper.report.claims import FOLDER, Place, load_claims, read_claim
-from timestepper.runs.measure import NOISE_LEVELS
 from timestepper.sites import LIBRARIES
 
 GOOD = """
@@ -222,9 +221,8 @@ def test_a_mistake_in_a_shipped_file_is_named_and_the_others_still_count(tmp_pat
     assert problem.startswith(f"{tmp_path / name}.toml: {complaint}")
 
 
-def test_noise_levels_and_libraries_are_those_of_the_runs():
+def test_libraries_are_those_of_the_runs():
     """The report never imports torch, so the lists must be kept alike."""
-    assert claims.NOISE_LEVELS == NOISE_LEVELS
     assert tuple(LIBRARIES) == names.LIBRARIES
 
 
