@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -130,14 +129,3 @@ def zero_page(data: bytes, page: int, size: int = 4096) -> bytes:
     """One page of zeros, as a disk leaves it that lost a write."""
     start = page * size
     return data[:start] + bytes(len(data[start : start + size])) + data[start + size :]
-
-
-def huge_png(path: Path) -> None:
-    """A PNG whose header claims 60000 x 60000 pixels."""
-    import zlib
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    header = struct.pack(">IIBBBBB", 60000, 60000, 8, 2, 0, 0, 0)
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b""))

@@ -11,6 +11,7 @@ import pytest
 import runs
 import torch
 from counts import count
+from hostile_files import Payload
 from stopping import drive
 
 from timestepper import saving
@@ -136,18 +137,6 @@ def test_t10_all_checkpoints_bad_lists_each_and_starts_nothing(tmp_path, stopped
     assert {path: path.read_bytes() for path in before} == before, "something was written into a refused run"
     first.write_bytes((stopped_run[0] / "checkpoints" / first.name).read_bytes())
     assert cli(*runs.train(run, recipe=SHORT)).code == 0  # one of them put back: the run goes on
-
-
-class Payload:
-    """Unpickled the careless way, it leaves a file behind."""
-
-    def __init__(self, marker: Path):
-        self.marker = marker
-
-    def __reduce__(self):
-        import os
-
-        return os.system, (f"touch {self.marker}",)
 
 
 def hostile_zip(path: Path, marker: Path) -> None:

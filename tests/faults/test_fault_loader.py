@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import runs
 from counts import count
+from hostile_files import huge_png
 from outcomes import message_of
 from PIL import Image
 from processes import command, fresh_command
@@ -72,7 +73,7 @@ def write_bad_images(folder) -> dict:
     }
     for name, content in bad.items():
         (folder / name).write_bytes(content)
-    runs.huge_png(folder / "huge.png")
+    (folder / "huge.png").write_bytes(huge_png(60_000, 60_000))
     good.convert("RGB").convert("CMYK").save(folder / "cmyk.jpg")
     Image.fromarray(np.full((8, 8), 40_000, dtype=np.uint16)).save(folder / "deep.png")
     good.convert("P").save(folder / "palette.png")

@@ -192,26 +192,31 @@ def warn(problems: Iterable[str]) -> None:
 
 def show(tables: Sequence[Table], as_json: bool = False) -> None:
     """Print tables with their footnotes."""
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table as RichTable
-
     if as_json:
         tell(json.dumps([each.as_dict() for each in tables], indent=1, ensure_ascii=False))
         return
     console = terminal.console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    tones = {"good": "green", "bad": "red", "quiet": "dim", "": "none"}
     for each in tables:
-        shown = RichTable(title=each.caption, title_justify="left", box=box.SIMPLE, title_style="bold")
-        for number, column in enumerate(each.columns):
-            if number == 0:  # names of runs, which many columns of figures would squeeze to a word a line
-                longest = max([len(column), *(len(str(row[0])) for row in each.rows)])
-                shown.add_column(column, min_width=min(32, longest), overflow="fold")
-            else:
-                shown.add_column(column, justify="right", overflow="fold")
-        for row in each.rows:
-            shown.add_row(*(f"[{tones[cell.tone]}]{escape(str(cell))}[/]" for cell in row))
-        console.print(shown)
+        console.print(rich_table(each))
         for number, note in enumerate(each.notes, 1):
             console.print(f"  [{number}] {note}", markup=False)
         console.print()
+
+
+def rich_table(table: Table) -> Any:
+    """In 80 columns the headings fold; a name or a figure that is cut off would be of no use."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Column
+    from rich.table import Table as RichTable
+
+    # Of the names of runs, which many columns of figures would squeeze to a word a line, 32 letters at least.
+    long = max(len(str(name)) for name in (table.columns[0], *(row[0] for row in table.rows))) > 32
+    first = Column(table.columns[0], min_width=32 if long else None, no_wrap=not long, overflow="fold")
+    others = (Column(column, justify="right", overflow="fold") for column in table.columns[1:])
+    look: Any = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE, "padding": (0, 1, 0, 0)}
+    shown = RichTable(first, *others, title=table.caption, pad_edge=False, **look)
+    tones = {"good": "green", "bad": "red", "quiet": "dim", "": "none"}
+    for row in table.rows:
+        shown.add_row(*(f"[{tones[cell.tone]}]{escape(str(cell))}[/]" for cell in row))
+    return shown

@@ -2,10 +2,12 @@
 
 import json
 import math
-import sys
+from collections.abc import Iterator
+from statistics import mean, pstdev
 from typing import Any
 
-from timestepper import terminal
+from timestepper.cli import gather
+from timestepper.report.tables import Table
 from timestepper.terminal import tell
 
 
@@ -29,14 +31,11 @@ def show_solutions(found: dict[str, Any]) -> None:
 
 
 def show(found: dict[str, Any]) -> None:
-    """Print all that was found; in a pipe as wide as the tables are."""
-    console = terminal.console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    """Print all that was found."""
     if "blocks" in found:
-        console.print(block_table(found))
-        _print_summary(console, found)
-    for name in ("noise", "attacks", "corruptions"):
-        if name in found:
-            console.print(_score_table(name, found[name]))
+        gather.show([block_table(found)])
+        tell("\n".join(_summary(found)))
+    gather.show([_score_table(name, found[name]) for name in ("noise", "attacks", "corruptions") if name in found])
 
 
 COLUMNS = {
@@ -52,67 +51,46 @@ COLUMNS = {
 }
 
 
-def block_table(found: dict[str, Any]):
+def block_table(found: dict[str, Any]) -> Table:
     """One line per block."""
-    from rich import box
-    from rich.table import Table
-
-    shape = "x".join(map(str, found["inputs"]))
-    title = f"{found['name']}: growth and gradients of every block, inputs {shape}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
-    # In 80 columns the headings fold; a name or a figure that is cut off would be of no use.
-    table.add_column("block", no_wrap=True)
-    for column in COLUMNS:
-        table.add_column(column, justify="right", overflow="fold")
-    stage = found["blocks"][0]["stage"]
-    for block in found["blocks"]:
-        if block["stage"] != stage:
-            table.add_section()
-            stage = block["stage"]
-        table.add_row(block["path"], *(column(block) for column in COLUMNS.values()))
-    return table
+    title = f"{found['name']}: growth and gradients of every block, inputs {'x'.join(map(str, found['inputs']))}"
+    rows = [(block["path"], *(column(block) for column in COLUMNS.values())) for block in found["blocks"]]
+    return Table("blocks", title, ("block", *COLUMNS), rows)
 
 
-def _print_summary(console: Any, found: dict[str, Any]) -> None:
+def _summary(found: dict[str, Any]) -> Iterator[str]:
     for name, label in (("bound", "bound"), ("bound_without_steps", "without steps")):
         if name in found:
             bound = found[name]
             parts = ", ".join(f"{stage} {part:.2f}" for stage, part in bound["stages"].items())
-            console.print(
+            yield (
                 f"{label:14s} log {bound['log']:.2f} ({parts}); certainly below {bound['log_certified']:.2f}; "
-                f"reshaped kernels would say {bound['log_reshaped']:.2f}",
-                soft_wrap=True,
+                f"reshaped kernels would say {bound['log_reshaped']:.2f}"
             )
     grown = ", ".join(f"{kind} {growth['end_to_end']:.3g}" for kind, growth in found["growth"].items())
-    console.print(f"{'measured':14s} {grown} (times, first block's input to last block's output)", soft_wrap=True)
+    yield f"{'measured':14s} {grown} (times, first block's input to last block's output)"
     if "evolution_time" in found:
         times = ", ".join(f"{stage} {time:.3f}" for stage, time in found["evolution_time"].items())
-        console.print(f"{'evolution':14s} T = {sum(found['evolution_time'].values()):.3f} ({times})")
-    skipped = [block["path"] for block in found["blocks"] if block["euler_skipped"]]
-    if skipped:
-        console.print(
-            f"{'no eigenvalues':14s} {', '.join(skipped)} (they change the size: no square Jacobian)", soft_wrap=True
-        )
+        yield f"{'evolution':14s} T = {sum(found['evolution_time'].values()):.3f} ({times})"
+    if skipped := [block["path"] for block in found["blocks"] if block["euler_skipped"]]:
+        yield f"{'no eigenvalues':14s} {', '.join(skipped)} (they change the size: no square Jacobian)"
 
 
-def _score_table(name: str, rows: list[dict[str, Any]]):
-    from statistics import mean, pstdev
-
-    from rich.table import Table
-
-    table = Table(title=name, title_justify="left")
-    for column in ("condition", "error", "loss", "images"):
-        table.add_column(column, justify="left" if column == "condition" else "right")
+def _score_table(name: str, rows: list[dict[str, Any]]) -> Table:
+    shown = []
     for row in rows:
+        draws = row.get("draws", [row])
+        errors, losses = ([draw[key] for draw in draws] for key in ("error", "loss"))
+        error, loss = f"{mean(errors):.2%}", f"{mean(losses):.4f}"
         if name == "noise":
-            errors, losses = ([draw[key] for draw in row["draws"]] for key in ("error", "loss"))
-            error, loss = f"{mean(errors):.2%} ± {pstdev(errors):.2%}", f"{mean(losses):.4f} ± {pstdev(losses):.4f}"
-            table.add_row(f"deviation {row['level']:g}", error, loss, str(row["draws"][0]["samples"]))
+            what = f"deviation {row['level']:g}"
+            error, loss = f"{error} ± {pstdev(errors):.2%}", f"{loss} ± {pstdev(losses):.4f}"
+        elif name == "attacks":
+            what = f"{row['attack']} {row['epsilon'] * 255:g}/255"
         else:
-            attack = f"{row['attack']} {row['epsilon'] * 255:g}/255" if name == "attacks" else ""
-            what = attack or f"{row['corruption']} {row['severity']}"
-            table.add_row(what, f"{row['error']:.2%}", f"{row['loss']:.4f}", str(row["samples"]))
-    return table
+            what = f"{row['corruption']} {row['severity']}"
+        shown.append((what, error, loss, str(draws[0]["samples"])))
+    return Table(name, name, ("condition", "error", "loss", "images"), shown)
 
 
 def _radius(block: dict[str, Any]) -> str:

@@ -144,17 +144,17 @@ def controller_name(recipe: Recipe) -> str:
 
 def identity(recipe: Recipe, images: Any) -> dict[str, Any]:
     """What a checkpoint must agree in before any of it is loaded."""
-    found: dict[str, Any] = {"model": recipe.model.name, "classes": images.classes, "channels": images.input_shape[0]}
-    if recipe.model.original_stride:
-        found["original_stride"] = True
-    if recipe.model.options:
-        found["options"] = recipe.model.options
-    found["controller"] = controller_name(recipe)
-    if recipe.controller.start != "paper":
-        found["start"] = recipe.controller.start
-    if recipe.controller.reduction is not None:
-        found["reduction"] = recipe.controller.reduction
-    return found
+    told = {
+        "model": recipe.model.name,
+        "classes": images.classes,
+        "channels": images.input_shape[0],
+        "original_stride": recipe.model.original_stride or None,
+        "options": recipe.model.options or None,
+        "controller": controller_name(recipe),
+        "start": start if (start := recipe.controller.start) != "paper" else None,
+        "reduction": recipe.controller.reduction,
+    }
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def optimiser(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:

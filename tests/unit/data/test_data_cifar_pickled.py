@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import http.server
-import os
 import pickle
 import shutil
 import tarfile
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from cifar_files import write_python2, write_small_cifar
+from hostile_files import Payload
 from torchvision.datasets import CIFAR10, CIFAR100
 
 from timestepper.data import check, cifar, open_dataset
@@ -115,16 +115,6 @@ def test_check_lists_every_bad_file(tmp_path):
     assert list(bad) == [str(folder / file) for file in ("train", "test", "meta")]
     assert bad[str(folder / "train")].startswith(f"md5 {layout.sums['train']}, expected md5 16019d7e")
     assert bad[str(folder / "test")].startswith("missing (expected md5 f0ef6b0ae6")
-
-
-class Payload:
-    """Its unpickling would run a command that leaves a mark."""
-
-    def __init__(self, mark: Path):
-        self.mark = mark
-
-    def __reduce__(self):
-        return os.system, (f"touch {self.mark}",)
 
 
 class Evaluated(Payload):

@@ -3,10 +3,8 @@
 import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
-import zlib
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from digit_folder import write_digit_folder
+from hostile_files import huge_png
 from PIL import Image
 
 from timestepper.data import check, loader, open_dataset
@@ -154,17 +153,6 @@ def test_every_image_needs_a_label(root):
         replace(images, labels=images.labels[1:])
     with pytest.raises(DataError, match="labels run from 0 to 9, but 9 classes"):
         replace(images, classes=9)
-
-
-def huge_png(width: int, height: int) -> bytes:
-    """A PNG that claims a size far beyond its few bytes."""
-
-    def block(kind, content):
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    rows = zlib.compress(bytes(1000))
-    return b"\x89PNG\r\n\x1a\n" + block(b"IHDR", header) + block(b"IDAT", rows) + block(b"IEND", b"")
 
 
 def noisy_jpeg() -> bytes:

@@ -1,4 +1,3 @@
-import os
 import pickle
 import random
 import resource
@@ -6,6 +5,7 @@ import zipfile
 
 import pytest
 import torch
+from hostile_files import Payload
 
 from timestepper.engine import checkpoint
 from timestepper.engine.checkpoint import Checkpoints, read
@@ -116,19 +116,11 @@ def test_every_truncation_and_flip_is_noticed_or_harmless(store):
     assert refused >= 25
 
 
-class Payload:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
-
-
 @pytest.mark.parametrize("form", ["zip", "legacy"])
 def test_a_pickle_that_runs_code_never_runs(store, tmp_path, form):
     target = tmp_path / "executed"
     path = store.folder / "step-00000001.pt"
-    content = {"format": 1, "identity": IDENTITY, "step": 1, "model": Payload(str(target))}
+    content = {"format": 1, "identity": IDENTITY, "step": 1, "model": Payload(target)}
     if form == "zip":
         torch.save(content, path)
     else:

@@ -7,6 +7,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from timestepper.cli import app
+from timestepper.cli.gather import rich_table
 from timestepper.cli.stability_tables import as_json, block_table
 from timestepper.errors import CheckpointError, StabilityError, UnknownNameError
 from timestepper.models import CifarResNet
@@ -82,7 +83,7 @@ def test_names_and_figures_are_whole_in_a_narrow_terminal(stepped, digits, width
     found = {"name": "stepped"} | analyse(stepped, digits.test[0][:2])
     console = Console(width=width)
     with console.capture() as capture:
-        console.print(block_table(found))
+        console.print(rich_table(block_table(found)))
     assert all(block["path"] in capture.get() for block in found["blocks"])
     assert f"{found['blocks'][0]['step_size']['mean']:.3g}" in capture.get()
     assert "…" not in capture.get()
