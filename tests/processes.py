@@ -200,6 +200,19 @@ def torchrun(arguments: list[str], folder: Path, *options: str, env: Mapping[str
 
 
 @contextmanager
+def machine(arguments: list[str], folder: Path, port: int, cwd: Path, restarts: int) -> Iterator[Job]:
+    """``torchrun`` on one of two machines, one process on each, as the documentation says to start it."""
+    launcher = ["--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", str(restarts), "--rdzv-id", "job"]
+    launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "-m", "timestepper", *arguments]
+    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    job = fork(functools.partial(run_torchrun, launcher), folder, env, functools.partial(os.chdir, cwd))
+    try:
+        yield job
+    finally:
+        job.clean()
+
+
+@contextmanager
 def ranks(
     main: list[str] | Callable[[], None], folder: Path, port: int, world: int = 2, prepare: Preparation | None = None
 ) -> Iterator[list[Job]]:

@@ -87,18 +87,21 @@ def start(device: torch.device, timeout_seconds: float) -> Group:
         return Group(device=device)
     rank, world = torchrun.rank(), torchrun.world_size()
     timeout = timedelta(seconds=timeout_seconds)
-    # torchrun may hand the same store to a restarted job, with the old keys in it: a prefix per attempt hides them.
     try:
-        store = dist.TCPStore(
+        store: dist.Store = dist.TCPStore(
             os.environ["MASTER_ADDR"],
             torchrun.port(),
             world,
             is_master=rank == 0 and not torchrun.agent_hosts_store(),
             timeout=timeout,
         )
+        if torchrun.agent_hosts_store():
+            # It is handed to the restarted job with the old keys in it, which a prefix for each attempt hides. A store
+            # of rank 0's own is new each time; and a machine that came back counts its attempts from the beginning.
+            store = dist.PrefixStore(f"attempt-{torchrun.restarts()}", store)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            store=dist.PrefixStore(f"attempt-{torchrun.restarts()}", store),
+            store=store,
             rank=rank,
             world_size=world,
             timeout=timeout,

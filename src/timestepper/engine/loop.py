@@ -221,7 +221,7 @@ class Training:
         """What this rank asks of all: the signal that it received, whether it wants a checkpoint."""
         if not self.group.active:
             return self._quiet  # nobody to tell
-        return torch.tensor([self.signals.stop, self._wants_save()], dtype=torch.float32, device=self.runtime.device)
+        return torch.tensor([self.signals.poll(), self._wants_save()], dtype=torch.float32, device=self.runtime.device)
 
     def _wants_save(self) -> bool:
         late = self.plan.checkpoint_seconds

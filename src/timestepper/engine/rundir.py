@@ -65,8 +65,8 @@ class RunDirectory:
             raise
 
     def _prepare(self) -> None:
-        names = (item.name for item in self.path.iterdir())
-        strangers = sorted(name for name in names if name.removesuffix(".tmp") not in _OWN and not _BELOW.match(name))
+        names = sorted(item.name for item in self.path.iterdir() if not item.name.startswith(LOCK))
+        strangers = [name for name in names if name.removesuffix(".tmp") not in _OWN and not _BELOW.match(name)]
         if strangers and not any((self.path / name).exists() for name in (STATUS, RECIPE)):
             raise RunDirectoryError(
                 f"{self.path} holds {', '.join(strangers[:3])}{' ...' if len(strangers) > 3 else ''} and no run; "
@@ -98,6 +98,11 @@ class RunDirectory:
             if not any((self.path / name).exists() for name in _OWN - {LOCK}):
                 _remove(self._made)  # while the lock is held, so that it is nobody else's
             self._lock.close()
+
+
+def mark(path: Path, number: int) -> Path:
+    """A file that a run may leave in its folder for a moment, for other processes to see; gone at the next start."""
+    return path / f"{LOCK}.{number}.tmp"
 
 
 def check_run(path: Path) -> None:

@@ -22,6 +22,7 @@ class Signals:
         self.stop = 0
         self.save = 0
         self._since = 0.0
+        self._parent = os.getppid()
         self._previous: dict[int, object] = {}
 
     def install(self) -> "Signals":
@@ -31,6 +32,15 @@ class Signals:
         """
         self._set(self._on_stop)
         return self
+
+    def poll(self) -> int:
+        """The signal that asked to stop; a process whose torchrun was killed stops as if it had been told to.
+
+        Nobody could stop it otherwise, and it would be in the way of the torchrun that takes its place.
+        """
+        if torchrun.agent() and os.getppid() != self._parent:
+            self.stop = self.stop or signal.SIGTERM
+        return self.stop
 
     def wait(self) -> "Signals":
         """Until :meth:`install`, let SIGINT and SIGTERM end the process: there is nothing to save yet.

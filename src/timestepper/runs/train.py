@@ -1,6 +1,8 @@
 """The part of one process in a run: meet the others, train from where the folder stands, finish."""
 
 import contextlib
+import os
+import secrets
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,11 @@ from timestepper.engine.loop import Interrupted, Training
 from timestepper.engine.metrics import read_lines
 from timestepper.engine.optimiser import momentum_of
 from timestepper.engine.progress import Display
-from timestepper.engine.rundir import TIMING, RunDirectory
+from timestepper.engine.rundir import TIMING, RunDirectory, mark
 from timestepper.engine.runtime import choose_device
 from timestepper.engine.schedule import Schedule
 from timestepper.engine.signals import Signals
-from timestepper.errors import DistributedError, LoaderError, RecipeError, TimestepperError
+from timestepper.errors import DistributedError, LoaderError, RecipeError, RunDirectoryError, TimestepperError
 from timestepper.recipe.load import as_dict, dump
 from timestepper.runs import build, finish
 from timestepper.runs.load import restore
@@ -94,7 +96,27 @@ class Process:
         self.group = distributed.start(self.device, self._dist_timeout)
         if self.group.active:
             self.signals.install()
+            self._refuse_separate_folders()
         self.data = self.data or build.dataset(recipe)
+
+    def _refuse_separate_folders(self) -> None:
+        """Every process must see the folder that rank 0 writes to: after a restart rank 0 may be on another machine."""
+        number = torch.tensor(secrets.randbits(62), device=self.device)
+        self.group.broadcast([number])
+        sign = mark(self.run.path, int(number))
+        self.group.agree(sign.touch)
+        unseen = self.group.gather(torch.tensor([not os.path.exists(sign)], dtype=torch.float32, device=self.device))
+        blind = ", ".join(str(rank) for rank, (value,) in enumerate(unseen.tolist()) if value)
+
+        def refuse() -> None:
+            sign.unlink()
+            if blind:
+                raise RunDirectoryError(
+                    f"{self.run.path.absolute()}: rank {blind} cannot see what rank 0 writes there; choose a --run-dir "
+                    "that all machines share, by the same name"
+                )
+
+        self.group.agree(refuse)
 
     def _resume(self) -> Training:
         """The run, where its folder stands."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from timestepper.engine.metrics import JsonLines
-from timestepper.engine.rundir import RunDirectory, check_run, read_status
+from timestepper.engine.rundir import RunDirectory, check_run, mark, read_status
 from timestepper.errors import RunDirectoryError
 
 HOLDER = """
@@ -118,6 +118,13 @@ def test_a_start_that_wrote_nothing_leaves_nothing_behind(tmp_path, there):
     folder.close()
     folder.close()
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_mark_of_a_process_that_was_killed_is_in_nobodys_way(tmp_path):
+    mark(tmp_path, 7).touch()
+    folder = RunDirectory(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.lock"]
+    folder.close()
 
 
 def test_what_was_there_or_was_written_stays(tmp_path):
