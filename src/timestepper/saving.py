@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from timestepper import validate
 from timestepper.api import Network, attach, detach, find_steps, fold
 from timestepper.errors import CheckpointError, MismatchError, first_line
-from timestepper.files import write_atomic
+from timestepper.files import with_checksum, write_atomic
 from timestepper.sites import Discovery
 from timestepper.steps import Steps
 from timestepper.validate import Source, shown
@@ -71,7 +71,7 @@ def save_controllers(net: nn.Module, path: str | Path) -> Path:
     beside = _beside(path)
     description = {"format": FORMAT, "model": type(found.root).__name__, **_description(found)}
     write_tensors(found.controllers.state_dict(), path)
-    write_atomic(beside, (json.dumps(description, indent=2) + "\n").encode())
+    write_atomic(beside, (json.dumps(with_checksum(description), indent=2) + "\n").encode())
     return path
 
 
@@ -284,6 +284,8 @@ def _read_description(path: Path) -> dict:
     names = [stage.name for stage in validate.build(_Description, content, source, extra=True).stages]
     if twice := [name for name in names if names.count(name) > 1]:
         raise source.fault("stages", f"has {twice[0]} twice")
+    if content.get("sha256") not in (None, with_checksum(content)["sha256"]):  # older ones have none
+        raise source.fault("", "was changed since it was written")
     return content
 
 

@@ -96,6 +96,9 @@ def test_attaching_to_a_compiled_network_is_refused():
         timestepper.attach(model)
 
 
+kept: list[object] = []
+
+
 def test_attaching_to_a_wrapped_network_is_refused(unused_port):
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{unused_port}", rank=0, world_size=1)
     try:
@@ -106,6 +109,7 @@ def test_attaching_to_a_wrapped_network_is_refused(unused_port):
         with pytest.raises(WrappedModelError, match=r"layer1\.0 is wrapped in FSDPModule; attach first"):
             timestepper.attach(model)
     finally:
+        kept.append(dist.group.WORLD)  # the end of one can hang, see engine/distributed.py
         dist.destroy_process_group()
     with pytest.raises(WrappedModelError, match="wrapped in DataParallel; attach first"):
         timestepper.attach(nn.DataParallel(plain()))

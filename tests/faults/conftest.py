@@ -3,11 +3,15 @@
 import os
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import processes
 import pytest
 import runs
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 
 @pytest.fixture
@@ -17,6 +21,32 @@ def chance(request: pytest.FixtureRequest) -> random.Random:
     seed = int(os.environ.get("TIMESTEPPER_SEED", time.time_ns() % 2**32 if full else 0))
     print(f"TIMESTEPPER_SEED={seed}")
     return random.Random(seed)
+
+
+@pytest.fixture
+def fuzz(figure) -> Callable:
+    """Check so many examples: always the same in the default run, others each time in a soak."""
+
+    def fuzz(times: int, strategy: st.SearchStrategy, check: Callable[[Any], object]) -> None:
+        examples = 0
+
+        @settings(
+            max_examples=times,
+            deadline=None,
+            database=None,
+            derandomize=times < 1000,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(strategy)
+        def run(example: Any) -> None:
+            nonlocal examples
+            examples += 1
+            check(example)
+
+        run()
+        figure(examples=examples)
+
+    return fuzz
 
 
 # -- data and an uninterrupted run ----------------------------------------------------------------------------

@@ -23,9 +23,9 @@ COUNTS = {  # name: (default, full)
     "T20": (1, 20),  # normal ends of two ranks
     "T21": (1, 20),  # kills of a loader's worker
     "T27": (3, 20),  # kills inside an export
-    "T35": (2, 50),  # kills of sweep, reproduce and report, each
-    "T36": (100, 4000),  # examples of each kind of input
-    "T34": (1, 2),  # commands beside train: sweep, and reproduce
+    "T34": (3, 20),  # states of stdout and stderr, for train, sweep and reproduce each
+    "T35": (2, 50),  # kills of sweep, reproduce, report and fold, each
+    "T36": (100, 4000),  # examples of each kind of input; half of those that need a whole run
     "T30": (6, int(os.environ.get("TIMESTEPPER_SOAK_SECONDS", 7200))),  # seconds of random faults
 }
 

@@ -1,4 +1,4 @@
-"""sweep, reproduce and report killed at any moment, clocks that jump, and a run of an older version: T35, T40."""
+"""sweep, reproduce, report and fold killed at any moment, clocks that jump, and a run of an older version: T35, T40."""
 
 import functools
 import os
@@ -69,30 +69,42 @@ def test_t35_killed_at_random_times_ends_byte_equal(name, times, tmp_path, alone
     figure(kills=times, folders=len(ended))
 
 
-@count("T35")
-def test_t35_a_killed_report_leaves_the_old_page_or_the_new_one(times, tmp_path, alone, chance, figure):
-    results = tmp_path / "results"
-    results.mkdir()
+def report_of(folder: Path, alone: list[Path]) -> list[str]:
+    """Arguments of a report; it writes page.html and page.md."""
+    (folder / "results").mkdir()
     for run in alone:
-        shutil.copy(run / "record.json", results / f"{run.name}.json")
-    arguments = ["report", "--results", "results", "--claims", str(few_claims(tmp_path)), "--out", "page.html"]
+        shutil.copy(run / "record.json", folder / "results" / f"{run.name}.json")
+    return ["report", "--results", "results", "--claims", str(few_claims(folder)), "--out", "page.html"]
+
+
+def fold_of(folder: Path, _: list[Path]) -> list[str]:
+    """Arguments of a fold; it writes page.safetensors and its sum."""
+    run = folder / "stepped"
+    assert drive(runs.train(run, "run.epochs=1", recipe=["smoke/digits-lstm", *RECIPE[1:]])) is None
+    return ["fold", str(run), "-o", "page.safetensors"]
+
+
+@count("T35")
+@pytest.mark.parametrize("arguments_of", [report_of, fold_of])
+def test_t35_a_killed_report_or_fold_leaves_old_files_or_new(arguments_of, times, tmp_path, alone, chance, figure):
+    arguments = arguments_of(tmp_path, alone)
     started = time.monotonic()
     with start(arguments, tmp_path) as job:
         assert job.wait() == 0, job.stderr
     lasts = time.monotonic() - started
-    whole = {name: (tmp_path / name).read_bytes() for name in ("page.html", "page.md")}
+    whole = {path: path.read_bytes() for path in tmp_path.glob("page.*")}
+    assert len(whole) == 2
     for number in range(times):
-        for name in whole:
-            (tmp_path / name).write_bytes(b"old" if number % 2 else whole[name])
+        for path, content in whole.items():
+            path.write_bytes(b"old" if number % 2 else content)
         with start(arguments, tmp_path) as job:
             time.sleep(chance.uniform(0, lasts))
             job.kill()
-        for name, page in whole.items():
-            assert (tmp_path / name).read_bytes() in (b"old", page)
+        for path, content in whole.items():
+            assert path.read_bytes() in (b"old", content)
     with start(arguments, tmp_path) as job:
         assert job.wait() == 0, job.stderr
-    assert {name: (tmp_path / name).read_bytes() for name in whole} == whole
-    assert list(tmp_path.glob("*.tmp")) == []
+    assert {path: path.read_bytes() for path in tmp_path.glob("page.*")} == whole
     figure(kills=times)
 
 

@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import runs
@@ -12,32 +13,61 @@ from stopping import drive
 from watching import wait_for
 
 RECIPE = [*runs.SHORT, "run.epochs=1"]
+SET = f"""
+set = "mini"
+title = "Digits"
+seeds = [0]
+[[train]]
+base = "smoke/digits"
+overrides = {RECIPE[1:]}
+hours = 0.01
+"""
 
 
 def closed() -> None:
-    """As ``>&- 2>&-`` leaves it: the next file that is opened would get the number."""
-    os.close(1)
-    os.close(2)
+    """As ``>&-`` leaves it: the next file that is opened would get the number."""
 
 
-def full() -> None:
-    _both(os.open("/dev/full", os.O_WRONLY))
+def full() -> int:
+    return os.open("/dev/full", os.O_WRONLY)
 
 
-def nobody_reads() -> None:
+def nobody_reads() -> int:
     """As ``| head -0`` leaves it."""
     reading, writing = os.pipe()
     os.close(reading)
+    return writing
+
+
+def reader_leaves() -> int:
+    """As ``| head -c 100`` does, which sees a little and goes."""
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.close(writing)
+        os.read(reading, 100)
+        os._exit(0)
+    os.close(reading)
+    return writing
+
+
+def sound() -> int:
+    return os.open(os.devnull, os.O_WRONLY)
+
+
+STATES = [closed, full, nobody_reads, reader_leaves, sound]
+
+
+def show(states, folder: Path | None = None) -> None:
+    """Put stdout, and stderr where there is a second state, into a state."""
+    if folder is not None:
+        os.chdir(folder)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python starts
-    _both(writing)
-
-
-def _both(descriptor: int) -> None:
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-
-
-STATES = [closed, full, nobody_reads]
+    places = [state() for state in states]
+    for number, place in enumerate(places, start=1):
+        if place is None:
+            os.close(number)
+        else:
+            os.dup2(place, number)
 
 
 @pytest.fixture(scope="module")
@@ -47,49 +77,35 @@ def undisturbed(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_t34_training_goes_on_without_its_display(state, tmp_path, undisturbed):
-    run = tmp_path / "run"
-    with command(runs.train(run, recipe=RECIPE), tmp_path, prepare=state) as job:
-        assert job.wait() == 0
-    assert runs.differing(run, undisturbed) == []
+COMMANDS = {
+    "train": runs.train(Path("run"), recipe=RECIPE),
+    "sweep": ["sweep", *RECIPE, "--out", "swept"],
+    "reproduce": ["reproduce", "mini.toml"],
+}
 
 
 @count("T34")
-@pytest.mark.parametrize("state", STATES)
-def test_t34_sweep_and_reproduce_go_on_too(state, times, tmp_path, undisturbed):
-    (tmp_path / "mini.toml").write_text(
-        f'set = "mini"\ntitle = "Digits"\nseeds = [0]\n[[train]]\nbase = "smoke/digits"\noverrides = {RECIPE[1:]}\n'
-        "hours = 0.01\n"
-    )
-    lines = [["sweep", *RECIPE, "--out", "swept"], ["reproduce", "mini.toml"]][:times]
-    for line in lines:
-        with command(line, tmp_path, prepare=functools.partial(_there, tmp_path, state)) as job:
-            assert job.wait() == 0
-    found = sorted(path.parent for path in tmp_path.rglob("record.json"))
-    assert len(found) == len(lines)
-    for run in found:
+@pytest.mark.parametrize("name", COMMANDS)
+def test_t34_training_goes_on_without_its_display(name, times, tmp_path, undisturbed, chance, figure):
+    for number in range(times):
+        states = [STATES[number]] * 2 if number < len(STATES) else chance.choices(STATES, k=2)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "mini.toml").write_text(SET)
+        with command(COMMANDS[name], tmp_path, prepare=functools.partial(show, states, folder)) as job:
+            assert job.wait() == 0, states
+        (run,) = (path.parent for path in folder.rglob("record.json"))
         assert runs.differing(run, undisturbed) == []
-
-
-def _there(folder, state) -> None:
-    os.chdir(folder)
-    state()
+    figure(ends=times)
 
 
 @pytest.mark.parametrize(("state", "code"), [(closed, 0), (full, 1), (nobody_reads, 0)])
 def test_t34_a_command_that_only_prints_says_what_was_lost(state, code, tmp_path):
     """To a disk that is full, not to a reader that has seen enough."""
-    with command(["--version"], tmp_path, prepare=functools.partial(_out_only, state)) as job:
+    with command(["--version"], tmp_path, prepare=functools.partial(show, [state])) as job:
         assert job.wait() == code
         lost = "error: the output could not be written: [Errno 28] No space left on device\n"
         assert job.stderr == (lost if code else "")
-
-
-def _out_only(state) -> None:
-    kept = os.dup(2)
-    state()
-    os.dup2(kept, 2)
 
 
 def test_t34_an_epoch_is_saved_before_it_is_shown(tmp_path):

@@ -38,6 +38,7 @@ class _State:
     epochs_done: int = limited(least=0)
     metrics_bytes: int = limited(least=0)
     world: int = limited(least=1)
+    metrics_sha256: str = ""
     observed: list[Tensor] = field(default_factory=list)
 
 

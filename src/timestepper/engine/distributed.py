@@ -20,6 +20,9 @@ from timestepper.errors import DistributedError, TimestepperError
 
 CPU = torch.device("cpu")
 T = TypeVar("T")
+# The last group, kept until the next or for ever. With torch 2.11, DistributedDataParallel, where it is the last to let
+# go of one, holds Python's lock and waits for a thread of gloo that may wait for that lock: one end in ten hung.
+_KEPT: list[object] = []
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ def start(device: torch.device, timeout_seconds: float) -> Group:
     if not torchrun.launched():
         return Group(device=device)
     rank, world = torchrun.rank(), torchrun.world_size()
+    _KEPT.clear()
     timeout = timedelta(seconds=timeout_seconds)
     try:
         store: dist.Store = dist.TCPStore(
@@ -112,6 +116,7 @@ def start(device: torch.device, timeout_seconds: float) -> Group:
             f"rank {rank} cannot reach the other processes ({type(error).__name__}); on several machines start "
             "torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and the same --rdzv-endpoint everywhere"
         ) from error
+    _KEPT.append(dist.group.WORLD)
     return Group(rank, world, device, active=True)
 
 

@@ -1,5 +1,6 @@
 """What a run writes down: metrics, times, TensorBoard, checkpoints, status; so the loop itself sees no files."""
 
+import hashlib
 import json
 import os
 import time
@@ -7,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from timestepper.engine.checkpoint import Checkpoints, check
-from timestepper.engine.metrics import JsonLines, read_lines
+from timestepper.engine.metrics import JsonLines, read_known, read_lines
 from timestepper.engine.progress import Display
 from timestepper.engine.rundir import METRICS, RECIPE, TENSORBOARD, TIMING, RunDirectory, read_status
 from timestepper.engine.tensorboard import TensorBoard
@@ -78,6 +79,7 @@ class FolderJournal(Journal):
             return None
         path, state = found
         check(path, state, self.identity)
+        read_known(self.folder.path / METRICS, state)
         self._saved = path.name
         return state
 
@@ -89,7 +91,7 @@ class FolderJournal(Journal):
         """
         times = [line for line in read_lines(self.folder.path / TIMING) if line["step"] <= earlier_step]
         self._write_times([{**line, "step": min(line["step"], state["step"])} for line in times])
-        state = {**state, "recipe": self.recipe, "metrics_bytes": self._bytes_of_whole_epochs(state)}
+        state = {**state, "recipe": self.recipe, **self._whole_epochs(state)}
         saved = self._checkpoints.save(state["step"], state, self.identity)
         for path in self._checkpoints.paths():
             if path > saved:
@@ -97,14 +99,11 @@ class FolderJournal(Journal):
         self._saved = saved.name
         return state
 
-    def _bytes_of_whole_epochs(self, state: dict[str, Any]) -> int:
-        """Size of the metrics up to the last finished epoch: the unfinished one begins again."""
-        size = 0
-        for line in (self.folder.path / METRICS).read_bytes()[: state["metrics_bytes"]].splitlines(keepends=True):
-            if json.loads(line)["epoch"] > state["epochs_done"]:
-                break
-            size += len(line)
-        return size
+    def _whole_epochs(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint knows of the metrics up to the last finished epoch: the unfinished one begins again."""
+        lines = read_known(self.folder.path / METRICS, state).splitlines(keepends=True)
+        whole = b"".join(line for line in lines if json.loads(line)["epoch"] <= state["epochs_done"])
+        return {"metrics_bytes": len(whole), "metrics_sha256": hashlib.sha256(whole).hexdigest()}
 
     def open(self, state: dict[str, Any] | None) -> None:
         """Cut the logs back to the state and go on writing."""
@@ -152,7 +151,7 @@ class FolderJournal(Journal):
         self.display.epoch(line["epoch"], epochs, shown, columns)
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        written = {**state, "recipe": self.recipe, "metrics_bytes": self._metrics.sync()}
+        written = {**state, "recipe": self.recipe, **self._metrics.sync()}
         self._note_time(step)
         self._saved = self._checkpoints.save(step, written, self.identity).name
         self.status("running", step)

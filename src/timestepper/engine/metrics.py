@@ -4,9 +4,10 @@ Every value in it is a function of the recipe; times go to timing.jsonl, so a ru
 same metrics file, byte for byte, as one that was not.
 """
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,9 @@ class JsonLines:
         self.path = path
         try:
             self._file = open_own(path)  # without a buffer: no second try of a failed write at exit
-            present = self._file.seek(0, os.SEEK_END)
-            if present < size:
-                raise CheckpointError(
-                    f"{path} has {present} bytes and had {size} when the checkpoint was saved; restore the file or "
-                    "start again in another run directory"
-                )
             self._file.truncate(size)
-            self._file.seek(size)
+            self._file.seek(0)
+            self._sum = hashlib.sha256(self._file.read(size))
         except OSError as error:
             raise explain(error, path) from error
 
@@ -39,18 +35,34 @@ class JsonLines:
         """Add a line."""
         try:
             rest = (json.dumps(line) + "\n").encode()
+            self._sum.update(rest)
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             raise explain(error, self.path, 1000) from error
 
-    def sync(self) -> int:
-        """Make all lines last through a power cut; the size to cut back to."""
+    def sync(self) -> dict[str, Any]:
+        """Make all lines last through a power cut; what a checkpoint knows of them, to cut back to."""
         os.fsync(self._file.fileno())
-        return self._file.tell()
+        return {"metrics_bytes": self._file.tell(), "metrics_sha256": self._sum.hexdigest()}
 
     def close(self) -> None:
         self._file.close()
+
+
+def read_known(path: Path, state: Mapping[str, Any]) -> bytes:
+    """The lines that a checkpoint knows of, which must be as they were when it was saved."""
+    size, expected = state["metrics_bytes"], state.get("metrics_sha256")  # older checkpoints have no sum
+    data = path.read_bytes()[:size] if os.path.isfile(path) else b""
+    if len(data) < size:
+        damage = f"has {len(data)} bytes and had {size} when"
+    elif expected not in (None, hashlib.sha256(data).hexdigest()):
+        damage = "was changed since"
+    else:
+        return data
+    raise CheckpointError(
+        f"{path} {damage} the checkpoint was saved; restore the file or start again in another run directory"
+    )
 
 
 @dataclass(frozen=True)

@@ -284,8 +284,9 @@ def test_a_worker_killed_while_its_batch_is_awaited_is_told(tmp_path):
 
 
 def test_a_worker_killed_between_two_batches_is_told_at_the_next(folder):
-    """Not in the middle of, say, saving, and although that next batch may be there already."""
+    """Not in the middle of, say, saving, and although that next batch and others may be there already."""
     steps, workers = running(folder.train)
+    time.sleep(0.3)  # so that, most likely, it has made several before it dies
     os.kill(workers[0], signal.SIGKILL)
     os.waitid(os.P_PID, workers[0], os.WEXITED | os.WNOWAIT)
     for _ in range(3):

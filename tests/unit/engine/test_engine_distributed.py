@@ -1,6 +1,9 @@
 """Two processes with gloo against one process with the same global batch, in a network without batch norm."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,6 +139,31 @@ def test_leaving_a_broken_group_hides_no_error(monkeypatch):
     monkeypatch.setattr(distributed.dist, "destroy_process_group", break_down)
     distributed.stop()
     assert left == [1]
+
+
+MEETINGS = """
+import gc, os, torch
+from ranks import free_port
+from torch import nn
+from timestepper.engine import distributed
+
+gc.freeze()  # so that collecting is quick, and hits
+for _ in range(30):
+    os.environ["MASTER_PORT"] = str(free_port())
+    group = distributed.start(torch.device("cpu"), 60)
+    model = distributed.wrap(nn.Linear(2, 2), group)
+    group.broadcast([torch.zeros(3)])
+    distributed.stop()
+    del model  # which holds the group, too
+    gc.collect()
+"""
+
+
+def test_leaving_a_group_again_and_again_does_not_hang():
+    """Of torch 2.11, one end in ten waited for a thread that waited for it."""
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", MEETINGS], env={**os.environ, **alone}, timeout=300)
+    assert done.returncode == 0
 
 
 def test_nobody_answers(monkeypatch, unused_port):

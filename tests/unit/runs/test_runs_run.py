@@ -151,6 +151,7 @@ def test_a_record_s_name_says_what_was_run_and_not_how_often_it_was_saved():
     assert name("run.seed=1") == name().replace("seed0", "seed1")
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_the_commit_of_changed_files_has_a_plus(tmp_path, monkeypatch):
     def git(*arguments):
         command = ["git", "-c", "user.name=x", "-c", "user.email=x@y", *arguments]
