@@ -1,7 +1,7 @@
 """The command line: parse, one call, print. torch is imported only when a command runs.
 
-One file per command, beside helpers: ``gather`` for the commands that print tables of records or write the page,
-``stability_subject`` and ``stability_tables`` for ``stability``.
+One file per command, or for few that belong together, beside helpers: ``gather`` for the commands that print tables of
+records or write the page, ``stability_subject`` and ``stability_tables`` for ``stability``.
 """
 
 import importlib
@@ -24,31 +24,30 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_UsageError: Any = typer.BadParameter.__mro__[
-    1
-]  # click's own; typer brings click with it or imports it, version by version
+# click's own: typer brings click with it or imports it, version by version
+_UsageError: Any = typer.BadParameter.__mro__[1]
 
 _WRITE_FILES = {"train", "sweep", "reproduce", "demo", "fold", "report"}  # what these print is beside the point
 
-# Each module holds a function of its own name, which is the command.
-COMMANDS = (
-    "demo",
-    "inspect",
-    "train",
-    "sweep",
-    "evaluate",
-    "fold",
-    "list",
-    "check_data",
-    "verify",
-    "bench",
-    "stability",
-    "reproduce",
-    "report",
-)
+COMMANDS = {  # and where their functions are
+    "demo": "demo.demo",
+    "inspect": "inspect.inspect",
+    "train": "runs.train",
+    "sweep": "sweep.sweep",
+    "evaluate": "runs.evaluate",
+    "fold": "runs.fold",
+    "list": "runs.list_runs",
+    "check-data": "checks.check_data",
+    "verify": "checks.verify",
+    "bench": "bench.bench",
+    "stability": "stability.stability",
+    "reproduce": "reproduce.reproduce",
+    "report": "report.report",
+}
 
-for _name in COMMANDS:
-    app.command(_name.replace("_", "-"))(getattr(importlib.import_module(f"timestepper.cli.{_name}"), _name))
+for _name, _place in COMMANDS.items():
+    _module, _function = _place.split(".")
+    app.command(_name)(getattr(importlib.import_module(f"timestepper.cli.{_module}"), _function))
 
 
 def _print_version(wanted: bool) -> None:

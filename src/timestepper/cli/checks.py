@@ -1,4 +1,4 @@
-"""timestepper check-data: every bad file of a data set."""
+"""timestepper check-data and verify: whether files are whole."""
 
 from pathlib import Path
 from typing import Annotated
@@ -28,3 +28,10 @@ def check_data(
     if bad:
         raise DataError(f"{name}: {len(bad)} bad {'file' if len(bad) == 1 else 'files'}; replace or remove what is bad")
     tell(f"{name}: all files are good")
+
+
+def verify(file: Annotated[Path, typer.Argument(help="safetensors file with its .sha256 beside it")]) -> None:
+    """Compare FILE with the sha256 beside it."""
+    from timestepper.saving import verify as check
+
+    tell(f"{file}: sha256 {check(file)} is right")
