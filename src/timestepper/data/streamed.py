@@ -62,7 +62,7 @@ class StreamedLoader(Loader):
             made = self.by_workers(jobs) if self.workers else self.by_itself(jobs)
         with closing(made):
             for pixels in made:
-                if pixels.device != self.device and self.device.type == "cuda":
+                if self.device.type == "cuda" and not pixels.is_cuda:
                     pixels = pixels.pin_memory()
                 yield self.normalise(pixels.to(self.device, non_blocking=True))
 

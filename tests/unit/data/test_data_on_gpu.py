@@ -2,7 +2,6 @@
 
 import io
 import os
-import pathlib
 import re
 import threading
 from dataclasses import replace
@@ -185,7 +184,6 @@ def test_only_ordinary_jpegs_are_for_the_gpu():
     grey, colour = photograph().convert("L"), photograph()
     size = colour.size
     assert baseline_size(encoded(colour)) == size
-    assert baseline_size(encoded(grey)) == size
     for subsampling in (0, 1, 2):
         assert baseline_size(encoded(colour, subsampling=subsampling, quality=20)) == size
     assert baseline_size(encoded(colour, exif=b"Exif\0\0" + bytes(60_000), comment=b"\xff\xd9")) == size
@@ -193,6 +191,7 @@ def test_only_ordinary_jpegs_are_for_the_gpu():
     for image, options in (
         (colour, {"progressive": True}),
         (colour.convert("CMYK"), {}),
+        (grey, {}),  # of which the GPU's decoder makes other pixels from call to call
         (colour, {"keep_rgb": True}),
     ):
         assert baseline_size(encoded(image, **options)) is None
@@ -232,26 +231,13 @@ def test_a_decoder_that_shows_something_else_is_not_used(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("training", [True, False])
-def test_the_gpus_own_decoder_is_close_and_ours_repeats_as_it_does(folder, training):
-    """Exactly, where the decoder shows the same bytes each time; else no further off than it is."""
-    device = torch.device("cuda", 0)
+def test_the_gpus_own_decoder_is_close_and_repeats(folder, training):
+    device = torch.device("cuda")  # without a number, as users say it
     assert gpu_decodes(folder.train, device, "gpu")
-    own = decoders_difference(folder.train.paths, device)
     ours, again = (gpu_batches(folder.train, device, training=training) for _ in range(2))
     theirs = cpu_batches(folder.train, training=training)
     for (images, _), (same, _), (others, _) in zip(ours, again, theirs, strict=True):
-        assert levels(images.cpu(), same.cpu())[0] < (own + 1.01 if own else 1e-9)
+        assert torch.equal(images, same)
         largest, mean = levels(images.cpu(), others)
         assert largest < 64
         assert mean < 2
-
-
-def decoders_difference(paths, device, times=8):
-    """Levels that torchvision's decoder alone is off by from one time to the next, for files of ours."""
-    contents = [pathlib.Path(path).read_bytes() for path in paths]
-    files = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in contents if baseline_size(data)]
-    first, *others = [on_gpu.decoder(device)(files) for _ in range(times)]
-    torch.cuda.synchronize(device)
-    return max(
-        int((one.int() - same.int()).abs().max()) for other in others for one, same in zip(first, other, strict=True)
-    )
