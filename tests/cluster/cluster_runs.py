@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from watching import wait_for
+from watching import alive, wait_for
 
 SWEEP = (
     *("sweep", "smoke/digits", "data.batch_size=256", "run.epochs=8", "run.tensorboard=false", "runtime.device=cpu"),
@@ -33,7 +33,8 @@ def hold(folder: Path, *names: str, step: int = 5) -> list[int]:
 
     def all_there() -> bool:
         for name, status in statuses(folder).items():
-            if name in names and name not in held and status["state"] == "running" and status["step"] >= step:
+            there = status["state"] == "running" and status["step"] >= step and alive(status["pid"])
+            if name in names and name not in held and there:
                 held[name] = status["pid"]
                 os.kill(status["pid"], signal.SIGSTOP)
         return len(held) == len(names)

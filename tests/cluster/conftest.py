@@ -1,5 +1,6 @@
 """What the tests of jobs share: the command, an undisturbed sweep, and an end for all that they started."""
 
+import contextlib
 import json
 import shutil
 import tempfile
@@ -11,6 +12,8 @@ from outcomes import remains
 from processes import run
 from start_slurm import Slurm, missing
 from watching import descendants, kill, wait_for
+
+from timestepper.engine.rundir import lives
 
 
 @pytest.fixture(scope="session")
@@ -29,10 +32,11 @@ def place(tmp_path, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     yield tmp_path
     for file in (tmp_path / "runs" / "jobs").glob("timestepper-*.json"):
-        job = json.loads(file.read_text())
-        if job["cluster"] == "local" and job["id"]:
-            for pid in [int(job["id"]), *descendants(int(job["id"]))]:
-                kill(pid)
+        with contextlib.suppress(ValueError, KeyError):
+            job = json.loads(file.read_text())
+            if lives(job | {"pid": int(job["id"])}):  # a number of Slurm's has no process
+                for pid in [int(job["id"]), *descendants(int(job["id"]))]:
+                    kill(pid)
 
 
 @pytest.fixture(scope="session")

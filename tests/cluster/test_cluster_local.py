@@ -36,8 +36,14 @@ def test_jobs_are_told_killed_and_given_again_and_nothing_is_trained_twice(place
     assert told(place, together["id"]).count("going on at step") == 2  # by itself
     again = cli(*LOCAL)
     assert shown(again) == {SEEDS[0]: "finished", SEEDS[1]: "finished", SEEDS[2]: "running"}
-    assert [job["runs"] for job in jobs_of(place)] == [SEEDS[:2], SEEDS[2:], SEEDS[2:]]
+    (stopped,) = hold(place, SEEDS[2])
+    os.kill(int(jobs_of(place)[-1]["id"]), signal.SIGTERM)  # as a person does: it is not to begin again by itself
+    os.kill(stopped, signal.SIGCONT)
+    assert ended(cli, *LOCAL) == ["finished", "finished", "interrupted"]
+    cli(*LOCAL)
+    assert [job["runs"] for job in jobs_of(place)] == [SEEDS[:2], SEEDS[2:], SEEDS[2:], SEEDS[2:]]
     assert ended(cli, *LOCAL) == ["finished"] * 3
+    assert told(place, jobs_of(place)[-1]["id"]).count("going on at step") == 1
     assert {name: remains(place / "runs" / name) for name in SEEDS} == undisturbed
     assert all(status["step"] == STEPS for status in statuses(place).values())
 
@@ -49,7 +55,11 @@ def test_one_that_cannot_begin_leaves_the_other_alone(place, cli):
     outcome = wait_for(lambda: None if "running" in (found := cli(*command, "--status")).out else found, pause=0.5)
     assert list(shown(outcome).values()) == ["finished", "failed"]
     log = f"runs/jobs/{job['id']}_0_log.out"
-    assert f"(job {job['id']} has ended without it; see {log})" in outcome.out
+    assert f"job {job['id']} has ended without it" in outcome.out
+    assert outcome.err.startswith(
+        f"warning: job {job['id']} has ended without smoke/digits/model.name=cifar-densenet40;"
+    )
+    assert outcome.err.endswith(f" see {log}\n")
     assert "failed: model.last_norm_init" in (place / log).read_text()
 
 
@@ -103,3 +113,27 @@ def test_without_slurm_it_is_named(place, cli, monkeypatch):
     monkeypatch.setenv("PATH", str(place))
     line = cli(*SWEEP, "--cluster", "slurm", "--cluster-option", "time=1").refused()
     assert line.startswith("there is no Slurm on this machine: squeue is not found")
+
+
+def test_what_the_folders_say_is_shown_where_the_cluster_cannot_be_asked(place, cli, monkeypatch):
+    monkeypatch.setenv("PATH", str(place))
+    folder = place / "runs" / "jobs"
+    folder.mkdir(parents=True)
+    (folder / "timestepper-1.json").write_text(json.dumps({"cluster": "slurm", "runs": SEEDS, "id": "1"}))
+    (folder / "timestepper-2.json").write_text("{")
+    (folder / "timestepper-3.json").write_text('{"cluster": "local", "runs": "all"}')
+    outcome = cli(*SWEEP, "--status")
+    assert shown(outcome) == dict.fromkeys(SEEDS, "waiting")
+    damaged, strange, silent = sorted(outcome.err.splitlines(), key=lambda line: "no Slurm" in line)
+    assert "timestepper-2.json: not valid JSON" in damaged
+    assert "timestepper-3.json: runs must be a list" in strange
+    assert silent.startswith("warning: there is no Slurm on this machine")
+
+
+def test_a_command_that_was_killed_before_it_submitted_leaves_no_trouble(place, cli):
+    folder = place / "runs" / "jobs"
+    folder.mkdir(parents=True)
+    (folder / "timestepper-1.json").write_text(json.dumps({"cluster": "local", "runs": SEEDS}))
+    outcome = cli(*SWEEP, "--status")
+    assert shown(outcome) == dict.fromkeys(SEEDS, "waiting")
+    assert outcome.err == ""

@@ -129,3 +129,47 @@ def test_t39_full(event, repetition, slurm, place, cli, undisturbed, figure):
         assert min(steps) >= step - 1
     assert {name: remains(place / "runs" / name) for name in SEEDS} == undisturbed
     figure(event=event.__name__, step=step, went_on_at=steps)
+
+
+@pytest.mark.soak
+def test_one_that_fails_is_not_tried_again_when_its_job_is_queued_again(slurm, place, cli):
+    command = (*SWEEP[:-6], "optimiser.lr=0.1,1e9", *ON_SLURM[len(SWEEP) :])
+    good, bad = (f"smoke/digits/optimiser.lr={rate}" for rate in ("0.1", "1e9"))
+    cli(*command)
+    (job,) = jobs_of(place)
+    wait_for(lambda: statuses(place).get(bad, {}).get("state") == "failed")
+    hold(place, good, step=1)
+    assert shown(cli(*command, "--status")) == {good: "running", bad: "failed"}
+    subprocess.run(["scancel", "--signal=CONT", job["id"]], check=True)
+    subprocess.run(["scancel", "--signal=USR2", job["id"]], check=True)  # as Slurm does before the time limit
+    wait_for(lambda: "running" not in (found := shown(cli(*command, "--status")).values()) and "queued" not in found)
+    assert shown(cli(*command, "--status")) == {good: "finished", bad: "failed"}
+    assert told(place, job["id"]).count("going on at step") == 1
+    assert told(place, job["id"]).count(f"{bad}: failed: ") == 1
+    cli(*command)
+    assert [job["runs"] for job in jobs_of(place)] == [[good, bad], [bad]]
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0, reason="may not hide a folder"
+)
+def test_a_folder_that_the_nodes_do_not_share_is_named(slurm, place, cli):
+    (place / "runs").mkdir()
+    slurm.end("slurmd-b")
+    hidden = ("unshare", "-m", "sh", "-c", f'mount -t tmpfs none {place}/runs && exec "$@"', "sh")
+    slurm.start("slurmd-b", "-D", "-N", "b", program="slurmd", before=hidden)
+    try:
+        cli(*ON_SLURM, "--cluster-option", "nodelist=b")
+        ended = wait_for(lambda: "queued" not in (found := cli(*ON_SLURM, "--status")).out and found, pause=0.5)
+        assert list(shown(ended).values()) == ["failed"] * 3
+        assert ended.err.splitlines() == [
+            f"warning: job {job['id']} has ended without {', '.join(job['runs'])}; it left no word in runs/jobs: "
+            "do the nodes share that folder?"
+            for job in jobs_of(place)
+        ]
+        cli(*ON_SLURM, "--cluster-option", "nodelist=a")
+        assert settled(cli) == ["finished"] * 3
+    finally:
+        slurm.end("slurmd-b")
+        slurm.start("slurmd-b", "-D", "-N", "b", program="slurmd")

@@ -124,8 +124,9 @@ def show_states(runs: "list[Run]", out: Path) -> None:
     from timestepper.sweeps import jobs
     from timestepper.sweeps.display import summary_lines
 
+    jobs.look(runs)
     with warned():
-        jobs.look(runs, out)
+        jobs.note(runs, out)
     tell("\n".join(summary_lines(runs)))
 
 
@@ -149,7 +150,7 @@ def _submit(
     from timestepper.sweeps.cluster import submit
     from timestepper.sweeps.jobs import look
 
-    look(runs, out)
+    look(runs)
     left = []
     for run in runs:
         run.results = run.results and run.results.absolute()

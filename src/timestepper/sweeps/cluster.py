@@ -116,6 +116,8 @@ def submit(
     from timestepper.sweeps.several_gpus import gpu, shares
 
     folder = out.absolute() / JOBS
+    if "%" in str(folder):
+        raise ClusterError(f"{folder}: Slurm takes a % for more than it is; choose a folder without")
     make_folder(folder)
     with _alone(folder):
         if cluster == SLURM:
@@ -178,6 +180,9 @@ def _executor(runs: Sequence[Run], folder: Path, name: str, cluster: str, option
         job_name=name,
         signal_delay_s=delay,
         setup=[options["setup"]] if "setup" in options else None,
+        srun_args=[f"--cpus-per-task={own['cpus_per_task']}"]
+        if "cpus_per_task" in own
+        else None,  # inherits it no more
         additional_parameters={key.replace("_", "-"): value for key, value in own.items()} | {"requeue": True},
     )
     return slurm

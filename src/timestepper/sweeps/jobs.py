@@ -35,8 +35,8 @@ class Job:
     process: str = ""
 
 
-def look(runs: Sequence[Run], out: Path) -> None:
-    """Note in each run where it stands, by its folder and by the jobs."""
+def look(runs: Sequence[Run]) -> None:
+    """Note in each run where it stands by its folder; :func:`note` adds what its job knows."""
     for run in runs:
         status = read_status(run.path) or {}
         run.state = state = status.get("state", WAITING)
@@ -49,7 +49,6 @@ def look(runs: Sequence[Run], out: Path) -> None:
             run.message = str(status.get("error", run.message))
         elif state == "killed" or (state == RUNNING and not is_here(status)):  # unless its job says otherwise
             run.state = INTERRUPTED
-    note(runs, out)
 
 
 def note(runs: Sequence[Run], out: Path, settled: Sequence[str] = (FINISHED, FAILED)) -> set[Run]:
@@ -68,14 +67,23 @@ def note(runs: Sequence[Run], out: Path, settled: Sequence[str] = (FINISHED, FAI
             state, where = alive[name]
             if state == QUEUED or run.state not in settled:
                 run.state, run.message = state, ", ".join(filter(None, [run.message, where]))
-    for run, name in ended.items():
-        if run not in taken and _written(run.path / STATUS) < _written(out / JOBS / f"{name}.json"):
-            number = jobs[name].id or "?"
-            logs = sorted((out / JOBS).glob(f"{number}_*_log.out"))
-            hint = f"see {logs[0]}" if logs else f"it left no word in {out / JOBS}: do the nodes share that folder?"
-            run.state = FAILED if run.state == WAITING else run.state
-            run.message = f"(job {number} has ended without it; {hint})"
+    for name, job in jobs.items():  # one without a number was never submitted
+        if job.id:
+            _tell_of(job, [run for run in ended if ended[run] == name and run not in taken], out / JOBS, name)
     return taken
+
+
+def _tell_of(job: Job, runs: Sequence[Run], folder: Path, name: str) -> None:
+    """Name the runs of a job that has ended and never touched them, and where to look for the reason."""
+    began = _written(folder / f"{name}.json")
+    untouched = [run for run in runs if _written(run.path / STATUS) < began]
+    for run in untouched:
+        run.state = FAILED if run.state == WAITING else run.state
+        run.message = f"job {job.id} has ended without it"
+    if untouched:
+        log = folder / f"{job.id}_0_log.out"
+        hint = f"see {log}" if log.exists() else f"it left no word in {folder}: do the nodes share that folder?"
+        warn(f"job {job.id} has ended without {', '.join(run.label for run in untouched)}; {hint}")
 
 
 def there(jobs: Mapping[str, Job]) -> dict[str, tuple[str, str]]:
@@ -84,7 +92,9 @@ def there(jobs: Mapping[str, Job]) -> dict[str, tuple[str, str]]:
     found = {
         name: (RUNNING, f"job {job.id} on this machine")
         for name, job in local.items()
-        if job.id.isdecimal() and lives({"host": job.host, "pid": int(job.id), "process": job.process})
+        if job.id.isdecimal()
+        and len(job.id) < 20
+        and lives({"host": job.host, "pid": int(job.id), "process": job.process})
     }
     if len(local) < len(jobs):
         for line in ask("squeue", "--me", "--noheader", "--format=%i|%T|%r|%j"):
