@@ -2,8 +2,8 @@
 
     python tests/cluster/start_slurm.py FOLDER      # prints what to set, and runs until Ctrl-C
 
-Needs Debian's ``slurm-wlm`` and ``munge``. The nodes "a" and "b" are two slurmd; the limits are as short as Slurm has
-them. Jobs of the partition "urgent" put those of "main" back into the queue, ten seconds after they were told.
+Needs Debian's ``slurm-wlm`` and ``munge``. The nodes "a" and "b" are two slurmd. Jobs of the partition "urgent" put
+those of "main" back into the queue, half a minute after they were told.
 """
 
 import getpass
@@ -37,14 +37,14 @@ MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerParameters=sched_interval=1,bf_interval=1
-KillWait=5
+KillWait=20
 OverTimeLimit=0
 ReturnToService=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 NodeName=a NodeHostname={host} NodeAddr=127.0.0.1 Port={a} CPUs=2
 NodeName=b NodeHostname={host} NodeAddr=127.0.0.1 Port={b} CPUs=2
-PartitionName=main Nodes=a,b Default=YES State=UP PriorityTier=1 GraceTime=10
+PartitionName=main Nodes=a,b Default=YES State=UP PriorityTier=1 GraceTime=30
 PartitionName=urgent Nodes=a,b State=UP PriorityTier=10
 """
 

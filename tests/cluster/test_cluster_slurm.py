@@ -2,14 +2,14 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
-import time
 
 import pytest
 from cluster_runs import SEEDS, STEPS, SWEEP, hold, jobs_of, shown, statuses, told
 from outcomes import remains
-from watching import wait_for
+from watching import alive, wait_for
 
 ON_SLURM = (*SWEEP, "--cluster", "slurm", "--cluster-option", "time=30", "--cluster-option", "signal_delay_s=10")
 
@@ -24,13 +24,11 @@ def settled(cli):
     return wait_for(states, seconds=500, pause=0.5)
 
 
-def went_on_at(folder, job):
-    """The steps at which a job has taken up its runs again."""
-    return [
-        int(line.split("going on at step ")[1].split()[0])
-        for line in told(folder, job).splitlines()
-        if "going on" in line
-    ]
+def turns(folder):
+    """Where jobs have stopped their runs, and where they have taken them up again: run and step of each."""
+    text = "\n".join(file.read_text() for file in (folder / "runs" / "jobs").glob("*_log.out"))
+    stopped = re.findall(r"^(\S+): interrupted: stopped at step (\d+)", text, re.MULTILINE)
+    return sorted(stopped), sorted(re.findall(r"^(\S+): going on at step (\d+)", text, re.MULTILINE))
 
 
 def test_submitted_cancelled_and_given_again(slurm, place, cli, undisturbed):
@@ -48,8 +46,7 @@ def test_submitted_cancelled_and_given_again(slurm, place, cli, undisturbed):
     subprocess.run(["scancel", single["id"]], check=True)
     subprocess.run(["scontrol", "requeue", both["id"]], check=True)  # as an administrator does
     assert settled(cli) == ["finished", "finished", "interrupted"]
-    saved = statuses(place)[SEEDS[2]]["step"]
-    assert 5 <= saved < STEPS
+    assert 5 <= statuses(place)[SEEDS[2]]["step"] < STEPS
     slurm.end("slurmctld")
     assert "Slurm does not answer" in cli(*ON_SLURM).refused(code=1)
     outcome = cli(*ON_SLURM, "--status")
@@ -60,14 +57,16 @@ def test_submitted_cancelled_and_given_again(slurm, place, cli, undisturbed):
     assert shown(cli(*ON_SLURM))[SEEDS[2]] in ("queued", "running")
     assert [job["runs"] for job in jobs_of(place)] == [SEEDS[:2], SEEDS[2:], SEEDS[2:]]
     assert settled(cli) == ["finished"] * 3
-    assert went_on_at(place, jobs_of(place)[-1]["id"]) == [saved]
+    stopped, went_on = turns(place)
+    assert stopped == went_on
+    assert [name for name, _ in stopped] == SEEDS
     assert {name: remains(place / "runs" / name) for name in SEEDS} == undisturbed
 
 
 # -- the full count: T39 -----------------------------------------------------------------------------------------------
 
 
-def time_limit(slurm, job):
+def time_limit(slurm, job, pid):
     """As short as Slurm has it; the next turn of the job gets more."""
     taken = slurm.ask("squeue", "-h", "-j", job, "-o", "%M").split(":")
     subprocess.run(["scontrol", "update", f"jobid={job}", f"timelimit={int(taken[-2]) + 1}"], check=True)
@@ -75,32 +74,33 @@ def time_limit(slurm, job):
     subprocess.run(["scontrol", "update", f"jobid={job}", "timelimit=30"], check=True)
 
 
-def preemption(slurm, job):
+def preemption(slurm, job, pid):
     node = slurm.ask("squeue", "-h", "-j", job, "-o", "%N")
     urgent = ["sbatch", "-p", "urgent", "-w", node, "-c", "2", "-t", "1", "-o", "/dev/null", "--wrap", "sleep 1"]
     subprocess.run(urgent, check=True, capture_output=True)
 
 
-def node_down(slurm, job):
+def node_down(slurm, job, pid):
     node = slurm.ask("squeue", "-h", "-j", job, "-o", "%N")
     subprocess.run(["scontrol", "update", f"nodename={node}", "state=down", "reason=test"], check=True)
     wait_for(lambda: slurm.ask("squeue", "-h", "-j", job, "-o", "%T") == "PENDING")
-    time.sleep(10)  # what is left of the job there has gone
+    wait_for(lambda: not alive(pid))
     subprocess.run(["scontrol", "update", f"nodename={node}", "state=resume"], check=True)
 
 
-def node_drained(slurm, job):
+def node_drained(slurm, job, pid):
     node = slurm.ask("squeue", "-h", "-j", job, "-o", "%N")
     subprocess.run(["scontrol", "update", f"nodename={node}", "state=drain", "reason=test"], check=True)
     subprocess.run(["scontrol", "requeue", job], check=True)
 
 
-def cancelled(slurm, job):
+def cancelled(slurm, job, pid):
     subprocess.run(["scancel", job], check=True)
 
 
-def killed(slurm, job):
+def killed(slurm, job, pid):
     """Nothing can be saved any more: what came after the last checkpoint is trained again."""
+    os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.soak
@@ -113,9 +113,7 @@ def test_t39_full(event, repetition, slurm, place, cli, undisturbed, figure):
     step = random.randrange(1, STEPS - 8)
     both = jobs_of(place)[0]["id"]
     (pid,) = hold(place, SEEDS[0], step=step)
-    event(slurm, both)
-    if event is killed:
-        os.kill(pid, signal.SIGKILL)
+    event(slurm, both, pid)
     states = settled(cli)
     if not by_itself:
         assert states == ["interrupted", "interrupted", "finished"]
@@ -123,12 +121,11 @@ def test_t39_full(event, repetition, slurm, place, cli, undisturbed, figure):
         assert settled(cli) == ["finished"] * 3
     submitted = [job["runs"] for job in jobs_of(place)]
     assert submitted == [SEEDS[:2], SEEDS[2:]] + ([] if by_itself else [SEEDS[:2]])
-    steps = went_on_at(place, jobs_of(place)[-1 if not by_itself else 0]["id"])
-    assert len(steps) == 2
-    if event not in (node_down, killed):
-        assert min(steps) >= step - 1
+    stopped, went_on = turns(place)
+    assert {SEEDS[0], SEEDS[1]} <= {name for name, _ in went_on}
+    assert went_on == ([(name, "0") for name in SEEDS[:2]] if event is killed else stopped)
     assert {name: remains(place / "runs" / name) for name in SEEDS} == undisturbed
-    figure(event=event.__name__, step=step, went_on_at=steps)
+    figure(event=event.__name__, step=step, went_on_at=went_on)
 
 
 @pytest.mark.soak
