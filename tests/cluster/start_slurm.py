@@ -10,6 +10,7 @@ import getpass
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -152,6 +153,7 @@ def _free_ports(count: int) -> list[int]:
 if __name__ == "__main__":
     if len(sys.argv) != 2 or missing():
         sys.exit(missing() or __doc__)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with Slurm(Path(sys.argv[1]).absolute()) as slurm:
         print(f"export SLURM_CONF={slurm.environment['SLURM_CONF']}", flush=True)
         try:
