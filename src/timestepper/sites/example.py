@@ -35,7 +35,7 @@ def _made(net: nn.Module) -> list[Call]:
     drawing = torch.Generator().manual_seed(0)
     batch = 2 if any("running_mean" in module._buffers for module in net.modules()) else 1
     told = getattr(net, "pretrained_cfg", None) or getattr(net, "default_cfg", None)
-    if told and told.get("input_size"):
+    if isinstance(told, dict) and told.get("input_size"):
         channels, *size = _real_size(net, tuple(told["input_size"]))
         sizes = [size] if told.get("fixed_input_size") else [[pixels // 2 for pixels in size], size]  # less to compute
         return [Call((torch.randn(batch, channels, *pixels, generator=drawing),), {}) for pixels in sizes]

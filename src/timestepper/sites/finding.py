@@ -89,6 +89,9 @@ def search(net: nn.Module, attach: Attach, example: Any = None) -> Discovery:
 
 
 def _refuse_without_numbers(net: nn.Module) -> None:
+    for path, module in net.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise MismatchError(f"{path} is TorchScript, which nobody can look into; put the Python module there")
     for name, parameter in net.named_parameters():
         if nn.parameter.is_lazy(parameter):
             raise MismatchError(f"{name} has no shape yet; call the network once before its sites are looked for")
@@ -127,7 +130,8 @@ def _first_that_runs(net: nn.Module, small: list[Call], call: Call, dtype: torch
 @torch.no_grad()
 def _traced(net: nn.Module, call: Call, dtype: torch.dtype) -> Trace:
     """The graph of one forward of a copy."""
-    args, kwargs = call.arguments(net, dtype)
+    with call.explained(net):
+        args, kwargs = call.arguments(net, dtype)
     trace = Trace(net, (args, kwargs), precise=dtype == torch.float64)
     with call.explained(net, trace.places), trace.places.followed(), trace:
         net(*args, **kwargs)

@@ -1,5 +1,6 @@
 """What was found in a network, as a table that prints itself."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from timestepper.reparam import Entry
@@ -44,7 +45,8 @@ class Discovery:
         lines += _aligned([("stage", "site", "absorbing layer", "rule", "proved error"), *self.rows()])
         if self.refused:
             lines.append("sums without a step size:")
-            lines += [f"  {sum_.path or 'the network'}: {sum_.reason}" for sum_ in self.refused]
+            alike = Counter(f"  {sum_.path or 'the network'}: {sum_.reason}" for sum_ in self.refused)
+            lines += [line + (f" ({times} sums)" if times > 1 else "") for line, times in alike.items()]
         return "\n".join(lines)
 
 

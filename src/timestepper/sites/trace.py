@@ -18,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from timestepper.errors import MismatchError
+
 IN_PLACE = {"add_", "__iadd__"}
 SUMS = {"add", "__add__", "__radd__"} | IN_PLACE
 # They take a tensor for its device or shape alone.
@@ -129,6 +131,8 @@ class Trace(Watching):
 
     def __init__(self, root: nn.Module, inputs: Any, precise: bool = True):
         super().__init__(Places(root), precise)
+        # A network that is not looked at in float64 is too large to be copied: these are its own.
+        self._not_ours = {} if precise else {p.untyped_storage().data_ptr(): n for n, p in root.named_parameters()}
         self.nodes: list[Node] = []
         self.shared: set[tuple[str, str]] = set()  # parameters that several layers have
         self._known = WeakTensorKeyDictionary()  # the node of each tensor; weak, or all features would stay in memory
@@ -151,6 +155,8 @@ class Trace(Watching):
         return [node for node in self.nodes if node.name in SUMS and sum(isinstance(a, Node) for a in node.args) == 2]
 
     def call(self, name: str, func: Callable, args: tuple, kwargs: dict) -> Any:
+        if self._not_ours and _WRITES.search(name):
+            self._refuse_to_write(args[0])
         mapped_args, mapped_kwargs = tree_map(self._of, (args, kwargs))  # before an in-place function changes them
         result = func(*args, **kwargs)
         if name == "__setitem__":
@@ -168,6 +174,13 @@ class Trace(Watching):
         result = self.call(function_name(func), func, args, kwargs)
         self.nodes[-1].occurrence = key[1]
         return result
+
+    def _refuse_to_write(self, tensor: Tensor) -> None:
+        if name := self._not_ours.get(tensor.untyped_storage().data_ptr()):
+            raise MismatchError(
+                f"the forward writes into {name}, and the network is too large to look at a copy; call it once in eval "
+                "mode, if it writes but once"
+            )
 
     def _record(self, name: str, tensor: Tensor, args: tuple, kwargs: dict, part: int) -> None:
         inputs = [] if name in _FRESH else [node for node in tree_flatten((args, kwargs))[0] if isinstance(node, Node)]

@@ -28,8 +28,8 @@ class Call:
 
     def __call__(self, net: nn.Module, dtype: torch.dtype = torch.float64, places: Any = None) -> Any:
         """The same random numbers in every call; ``places`` says afterwards where it failed."""
-        args, kwargs = self.arguments(net, dtype)
         with self.explained(net, places):
+            args, kwargs = self.arguments(net, dtype)
             return net(*args, **kwargs)
 
     def arguments(self, net: nn.Module, dtype: torch.dtype) -> tuple[tuple, dict[str, Any]]:
@@ -43,6 +43,8 @@ class Call:
         """What a foreign network raises, which can be anything, in one line."""
         try:
             yield
+        except MismatchError:
+            raise
         except Exception as error:
             text = f"{type(error).__name__}: {first_line(error)}"
             where = f" in {places.failed}" if places is not None and places.failed else ""

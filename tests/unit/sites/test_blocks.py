@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import timestepper
+from timestepper.errors import MismatchError
 from timestepper.sites import blocks
 
 transformers = pytest.importorskip("transformers")
@@ -142,6 +143,29 @@ def test_half_precision_networks_are_not_copied_whole(monkeypatch):
     assert {type(part).__name__ for part in copied} == {"LlamaDecoderLayer"}
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
     assert not any(vars(parameter) for parameter in net.parameters())
+
+
+class Rescaled(nn.Sequential):
+    """Writes into its weights, once, as RWKV does for evaluation in half precision."""
+
+    done = False
+
+    def forward(self, x):
+        if not self.done:
+            self[0].inner.last.weight.data.div_(2)
+            self.done = True
+        return super().forward(x)
+
+
+@pytest.mark.usefixtures("_everything_is_large")
+def test_a_forward_that_writes_weights_does_not_get_those_of_the_network():
+    net = Rescaled(Repeated(), Repeated())
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    with pytest.raises(MismatchError, match=r"^the forward writes into 0\.inner\.last\.weight.*call it once in eval"):
+        timestepper.discover(net, TOKENS)
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    net(TOKENS)
+    assert len(timestepper.discover(net, TOKENS).errors) == 2
 
 
 @pytest.mark.usefixtures("_everything_is_large")

@@ -131,6 +131,16 @@ def test_an_example_that_proves_nothing_is_refused(example):
         timestepper.attach(nn.Sequential(Block(), Block()), example=example)
 
 
+def test_an_example_without_numbers_is_told_as_such():
+    with pytest.raises(MismatchError, match=r"^Sequential fails on an example of .*Cannot copy out of meta tensor"):
+        timestepper.discover(nn.Sequential(Block()), EXAMPLE.to("meta"))
+
+
+def test_sums_of_one_reason_are_one_line():
+    net = Told(lambda x: sum(torch.tanh(x[..., :4] * n) for n in range(5)))
+    assert "neither of which is a shortcut (4 sums)" in str(timestepper.discover(net, EXAMPLE))
+
+
 def test_an_example_may_be_a_part_of_a_graph():
     example = 2 * EXAMPLE.clone().requires_grad_()
     assert len(timestepper.discover(nn.Sequential(Block()), example).errors) == 1
@@ -171,11 +181,16 @@ def quantised():
     return net
 
 
+def scripted():
+    return nn.Sequential(Block(), torch.jit.script(nn.Linear(WIDTH, WIDTH)))
+
+
 REFUSED = {
     "attached": (attached, AlreadyAttachedError, "0 has controllers already"),
     "a part of that name": (Owner, AlreadyAttachedError, "Owner has a part or attribute named 'controllers'"),
     "a class": (lambda: Block, NoSitesError, "a network is needed, not <class"),
     "TorchScript": (lambda: torch.jit.trace(Block(), EXAMPLE), WrappedModelError, "Block is TorchScript"),
+    "a scripted part": (scripted, MismatchError, "^1 is TorchScript, which nobody can look into; put the Python"),
     "meta": (lambda: nn.Sequential(Block()).to("meta"), MismatchError, "0.norm.weight is on the meta device"),
     "lazy": (Lazy, MismatchError, "last.weight has no shape yet; call the network once"),
     "float8": (quantised, MismatchError, "0.first.weight is torch.float8_e4m3fn.* attach before quantising"),
