@@ -46,10 +46,6 @@ def _unknown_controller(controller: str) -> str:
     return "" if numbers.get(found.kind) == len(found.value) else f"allowed are plain, {names.known()}"
 
 
-def _unknown_level(level: float) -> str:
-    return "" if round(level, 9) in NOISE_LEVELS else "records have levels 0, 0.1 … 1"
-
-
 @dataclass(frozen=True)
 class Line:
     """One line of a table: errors in percent, parameters in millions, GFLOPs, or step sizes by block, such as C-5_3."""
@@ -171,7 +167,9 @@ class Statement:
     over: tuple[str, ...] = limited((), wrong=unknown_model)
     stand_over: tuple[str, ...] = limited((), wrong=unknown_model)
     direction: str = limited("", choices=("rising", "falling"))
-    noise: tuple[float, ...] = limited((), wrong=_unknown_level)
+    noise: tuple[float, ...] = limited(
+        (), wrong=lambda level: "" if round(level, 9) in NOISE_LEVELS else "records have levels 0, 0.1 … 1"
+    )
     value: float | None = None
     margin: float | None = limited(None, least=0, most=100)
     gain: float | None = limited(None, least=0, most=100)
@@ -210,10 +208,12 @@ def load_claims(folder: Path = FOLDER) -> tuple[Claims, list[str]]:
     for path in files:
         try:
             claim = read_claim(path)
-            for name in (statement.id for statement in claim.statement if statement.id in owners):
-                raise RecordError(f"{path}: statement {name}: {owners[name]} has this id already")
-            owners |= {statement.id: path for statement in claim.statement}
-            claims[path.stem] = claim
+            taken = dict(owners)
+            for name in (statement.id for statement in claim.statement):
+                if name in taken:
+                    raise RecordError(f"{path}: statement {name}: {taken[name]} has this id already")
+                taken[name] = path
+            owners, claims[path.stem] = taken, claim
         except RecordError as error:
             problems.append(str(error))
     if not files:
@@ -240,10 +240,8 @@ def read_claim(path: Path) -> Claim:
             raise source.fault(both, f"only one has {', '.join(odd)}")
     for number, schedule in enumerate(claim.schedule, 1):
         schedule.settings(source, f"schedule[{number}]")
-    ids = [statement.id for statement in claim.statement]
     for number, statement in enumerate(claim.statement, 1):
-        twice = ["id: another statement of this file has it"] if ids.count(statement.id) > 1 else []
-        for mistake in (*twice, *_mistakes(statement)):
+        for mistake in _mistakes(statement):
             raise source.fault(f"statement[{number}]", mistake)
     return claim
 

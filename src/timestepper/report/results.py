@@ -156,11 +156,11 @@ def fold_table(arms: Sequence[Arm], label: Label) -> Table:
     """Attached network beside its folded twin, which must not differ."""
     rows: Rows = []
     for arm in arms:
-        for seed, final in ((seed, record.final) for seed, record in arm.runs.items() if record.final.fold):
-            folded, difference = final.fold or (0.0, 0.0)
-            name = TableCell(f"{arm.subject.label}, seed {seed}", under=label(arm.task))
-            equal = TableCell(f"{difference:.3g}", tone="" if difference else "good")
-            rows.append((name, f"{100 * final.test.error:.2f}", f"{100 * folded:.2f}", equal))
+        for seed, record in arm.runs.items():
+            if fold := record.final.fold:
+                errors = (f"{100 * error:.2f}" for error in (record.final.test.error, fold[0]))
+                name = TableCell(f"{arm.subject.label}, seed {seed}", under=label(arm.task))
+                rows.append((name, *errors, TableCell(f"{fold[1]:.3g}", tone="" if fold[1] else "good")))
     caption = "Folding: the controller is gone, the function is the same"
     columns = ("Run", "Attached, test error, %", "Folded, test error, %", "Largest difference of logits")
     return Table("folding", caption, columns, rows)

@@ -34,26 +34,13 @@ class BlockBound:
 
 @dataclass(frozen=True)
 class Bound:
-    """Proposition 1 of a network, in logarithms: 506 layers do not overflow."""
+    """Proposition 1 of a network, in logarithms: 506 layers do not overflow. ``stages``: the part of each."""
 
     blocks: tuple[BlockBound, ...]
-
-    @property
-    def log(self) -> float:
-        return sum(block.log for block in self.blocks)
-
-    @property
-    def log_certified(self) -> float:
-        return sum(block.log_certified for block in self.blocks)
-
-    @property
-    def log_reshaped(self) -> float:
-        return sum(block.log_reshaped for block in self.blocks)
-
-    @property
-    def stages(self) -> dict[str, float]:
-        """The part of each stage."""
-        return by_stage([(block.stage, block.log) for block in self.blocks])
+    log: float
+    log_certified: float
+    log_reshaped: float
+    stages: dict[str, float]
 
 
 @full_precision()
@@ -64,7 +51,14 @@ def proposition_1(chain: Chain, tolerance: float = 1e-4) -> Bound:
     """
     ways = block_ways(chain)
     norms = layer_norms(layers_on(ways), parameters_of(chain.model), tolerance)
-    return Bound(tuple(_block(link, through, norms) for link, through in zip(chain.links, ways, strict=True)))
+    blocks = tuple(_block(link, through, norms) for link, through in zip(chain.links, ways, strict=True))
+    return Bound(
+        blocks,
+        log=sum(block.log for block in blocks),
+        log_certified=sum(block.log_certified for block in blocks),
+        log_reshaped=sum(block.log_reshaped for block in blocks),
+        stages=by_stage([(block.stage, block.log) for block in blocks]),
+    )
 
 
 def block_ways(chain: Chain) -> list[Ways]:

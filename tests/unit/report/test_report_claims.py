@@ -139,7 +139,7 @@ def test_appendix_b_follows_its_own_rules():
             'quantity = "noise_error"\nnoise = [0.1, 0.25]',
             "statement[1].noise[2] cannot be 0.25: records have",
         ),
-        ("[[statement]]", f"{STATEMENT}[[statement]]", "statement[1] id: another statement of this file has it"),
+        ("[[statement]]", f"{STATEMENT}[[statement]]", "good.toml has this id already"),
         (
             'check = "lower"\nquantity = "test_error"',
             'check = "near"\nquantity = "first_steps"\ngroup = { controller = "lstm" }',
