@@ -5,11 +5,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from timestepper.data.cifar_packed import PACKED, PackedCifar
 from timestepper.data.cifar_pickled import PICKLED, PickledCifar
-from timestepper.data.dataset import HOW_TO_GIVE_A_ROOT, ArrayImages, Dataset, content_sha256
+from timestepper.data.dataset import HOW_TO_GIVE_A_ROOT, Dataset, in_memory
 from timestepper.errors import DataError
 from timestepper.files import open_own
 
@@ -34,14 +32,8 @@ def open_cifar(name: str, roots: Sequence[Path], download: bool = False) -> Data
 
 def read_cifar(name: str, layout: Layout, folder: Path) -> Dataset:
     names = layout.read_names(folder)
-    mean, std = NORMALISATION[name]
-
-    def half(train: bool) -> ArrayImages:
-        pixels, labels = layout.read_half(folder, train)
-        return ArrayImages(torch.from_numpy(pixels), torch.from_numpy(labels), len(names), mean, std)
-
-    train, test = half(train=True), half(train=False)
-    return Dataset(name, train, test, names, content_sha256(train, test))
+    halves = (layout.read_half(folder, train) for train in (True, False))
+    return in_memory(name, halves, names, *NORMALISATION[name])
 
 
 def locate(name: str, roots: Sequence[Path]) -> tuple[Layout, Path]:

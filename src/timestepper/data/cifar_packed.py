@@ -41,7 +41,7 @@ class PackedCifar(VerifiedFiles):
                     f"{folder}: {what} of {half}: decoded to sha256 {found}, expected {expected}; the decoder is not "
                     "lossless here"
                 )
-        return pixels, labels.astype(np.int64)
+        return pixels, labels
 
     def read_names(self, folder: Path) -> tuple[str, ...]:
         return tuple(self.read_bytes(folder / "classes.txt").decode().splitlines())

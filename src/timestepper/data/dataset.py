@@ -1,8 +1,10 @@
 """What a data set is: a training half and a test half, held in memory as bytes or named by path."""
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -115,10 +117,19 @@ def check_labels(labels: Tensor, classes: int) -> None:
         raise DataError(f"labels run from {lowest} to {highest}, but {classes} classes allow only 0 to {classes - 1}")
 
 
-def content_sha256(*halves: ArrayImages) -> str:
-    """One sum over pixels and labels (as int64) of all halves, in order."""
-    total = hashlib.sha256()
-    for half in halves:
-        total.update(half.images.numpy().data)
-        total.update(half.labels.numpy().data)
-    return total.hexdigest()
+def in_memory(
+    name: str,
+    halves: Iterable[tuple[np.ndarray, np.ndarray]],
+    classes: tuple[str, ...],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> Dataset:
+    """A data set of pixels (uint8, NHWC) and labels to train on and to test on; its sum is over both in this order."""
+    total, made = hashlib.sha256(), []
+    for pixels, labels in halves:
+        labels = labels.astype(np.int64)
+        total.update(pixels.data)
+        total.update(labels.data)
+        made.append(ArrayImages(torch.from_numpy(pixels), torch.from_numpy(labels), len(classes), mean, std))
+    train, test = made
+    return Dataset(name, train, test, classes, total.hexdigest())

@@ -1,9 +1,8 @@
 """The handwritten digits that come inside scikit-learn: 1797 images of 8 x 8 in 17 grey levels. Needs no download."""
 
 import numpy as np
-import torch
 
-from timestepper.data.dataset import ArrayImages, Dataset, content_sha256
+from timestepper.data.dataset import Dataset, in_memory
 
 MEAN, STD = (0.3058,), (0.3761,)
 """Of the training half, in [0, 1]."""
@@ -22,15 +21,5 @@ def open_digits() -> Dataset:
     by_class = np.argsort(labels, kind="stable")
     is_test = np.zeros(len(labels), dtype=bool)
     is_test[by_class[::5]] = True
-
-    def half(chosen: np.ndarray) -> ArrayImages:
-        return ArrayImages(
-            images=torch.from_numpy(images[chosen]),
-            labels=torch.from_numpy(labels[chosen].astype(np.int64)),
-            classes=10,
-            mean=MEAN,
-            std=STD,
-        )
-
-    train, test = half(~is_test), half(is_test)
-    return Dataset("digits", train, test, tuple("0123456789"), content_sha256(train, test))
+    halves = ((images[chosen], labels[chosen]) for chosen in (~is_test, is_test))
+    return in_memory("digits", halves, tuple("0123456789"), MEAN, STD)
