@@ -14,7 +14,7 @@ a concatenation                          each part its piece of dt
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -179,19 +179,31 @@ def refuse_shared(model: nn.Module, sites: list[tuple[Entry, ...]]) -> None:
 
 
 def effective(entries: Sequence[Entry], parameters: list[Tensor], step_sizes: list[Tensor]) -> list[Tensor]:
-    """Effective parameters: one step size vector for each, all of them in one operation where they are alike."""
+    """Effective parameters: one step size vector for each, those of one shape together where they are alike."""
     alike = all(
-        p.dtype == dt.dtype and p.device == dt.device and entry.plain
+        p.dtype == dt.dtype and p.device == dt.device and p.is_contiguous() and entry.plain
         for entry, p, dt in zip(entries, parameters, step_sizes, strict=True)
     )
     vectors = all(p.dim() == 1 for p in parameters)
-    # The compiler fuses matrices better one by one, and ONNX has no such operation.
+    # The compiler fuses matrices better one by one, and ONNX has no such operations.
     traced = torch.compiler.is_exporting() or (torch.compiler.is_compiling() and not vectors)
-    if parameters and alike and not in_transform() and not traced:
-        if not vectors:
-            step_sizes = [dt.view(-1, *[1] * (p.dim() - 1)) for dt, p in zip(step_sizes, parameters, strict=True)]
+    if not parameters or not alike or in_transform() or traced:
+        return [entry.apply(p, dt) for entry, p, dt in zip(entries, parameters, step_sizes, strict=True)]
+    if vectors:
         return list(torch._foreach_mul(parameters, step_sizes))
-    return [entry.apply(p, dt) for entry, p, dt in zip(entries, parameters, step_sizes, strict=True)]
+    return _by_shape(parameters, step_sizes)
+
+
+def _by_shape(parameters: list[Tensor], step_sizes: list[Tensor]) -> list[Tensor]:
+    """Stacked, so that many matrices take as many launches as one, in the backward pass, too."""
+    made: list[Any] = [None] * len(parameters)
+    for shape in dict.fromkeys(p.shape for p in parameters):
+        places = [number for number, p in enumerate(parameters) if p.shape == shape]
+        factors = torch.stack([step_sizes[n] for n in places]).view(len(places), -1, *[1] * (len(shape) - 1))
+        products = torch.stack([parameters[n] for n in places]) * factors
+        for number, product in zip(places, products.unbind(), strict=True):
+            made[number] = product
+    return made
 
 
 def _unsupported(path: str, layer: nn.Module, role: str, supported: tuple[str, ...]) -> str:
