@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from timestepper.errors import MismatchError
-from timestepper.sites.proof import Attach, Candidate, Sum, prove
+from timestepper.sites.proof import Attach, Candidate, prove
 from timestepper.sites.trace import Places, Watching
 from timestepper.sites.twin import Call, twin
 
@@ -20,14 +20,20 @@ MOST = LARGE  # that a block may have
 
 
 class Holder(nn.Module):
-    """A block as a network: what a block itself owns can take a step there."""
+    """A network that has one block of another, under the block's own path: what a block itself owns can take a step."""
 
-    def __init__(self, block: nn.Module):
+    def __init__(self, path: str, block: nn.Module):
         super().__init__()
-        self.block = block
+        self._path = path
+        home: nn.Module = self
+        *parents, name = path.split(".")
+        for parent in parents:
+            home.add_module(parent, nn.Module())
+            home = home.get_submodule(parent)
+        home.add_module(name, block)
 
     def forward(self, *args, **kwargs):
-        return self.block(*args, **kwargs)
+        return self.get_submodule(self._path)(*args, **kwargs)
 
 
 @dataclass
@@ -39,25 +45,11 @@ class Home:
     sums: Counter[str]  # how many each module had run when the block was left
 
     def candidate(self, whole: Candidate) -> Candidate:
-        """A candidate of the whole network in the paths of a :class:`Holder` of this block."""
+        """Without what is not in the block. One that runs again is seen the first time only."""
         site = whole.site
-        convs = [conv for conv in site.convs if f"{conv}.".startswith(f"{self.path}.") or not self.path]
-        inside = replace(
-            site,
-            convs=tuple(map(self._inside, convs or site.last)),
-            last=tuple(map(self._inside, site.last)),
-            gate=self._inside(site.gate) if site.gate else None,
-            readers=tuple(map(self._inside, site.readers)),
-            entries=tuple(entry._replace(layer=self._inside(entry.layer)) for entry in site.entries),
-            means=(),
-        )
-        # A block that runs again is seen the first time only.
-        sums = [s for s in whole.sums if s.key[1] < self.sums[s.key[0]]]
-        return Candidate(inside, tuple(Sum((self._inside(s.key[0]), s.key[1]), s.operand, s.dim) for s in sums))
-
-    def _inside(self, path: str) -> str:
-        depth = len(self.path.split(".")) if self.path else 0
-        return ".".join(["block", *filter(None, path.split(".")[depth:])])
+        convs = tuple(conv for conv in site.convs if f"{conv}.".startswith(f"{self.path}.") or not self.path)
+        sums = tuple(sum_ for sum_ in whole.sums if sum_.key[1] < self.sums[sum_.key[0]])
+        return Candidate(replace(site, convs=convs or site.last, means=()), sums)
 
 
 @torch.no_grad()
@@ -82,7 +74,8 @@ def _proved(block: nn.Module, home: Home, candidates: list[Candidate], attach: A
         reason = f"it lies in no block of less than {MOST / 1e6:.0f} million parameters that could be proved by itself"
         return [f"{reason}; put its sum and its branch into a module of their own"] * len(candidates)
     try:
-        return prove(twin(Holder(block)), home.call, [home.candidate(whole) for whole in candidates], attach)
+        alone = Holder(home.path, block) if home.path else block
+        return prove(twin(alone), home.call, [home.candidate(whole) for whole in candidates], attach)
     except MismatchError as error:
         return [f"its block {home.path} cannot be proved by itself: {error}"] * len(candidates)
 

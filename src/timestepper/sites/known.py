@@ -93,8 +93,10 @@ def find_stages(model: nn.Module) -> list[Stage]:
     ]
     found = [site for site in sites if site is not None]
     if not found:
+        kinds = sorted({type(module).__name__ for module in model.modules() if module is not model})
         raise NoSitesError(
-            f"{type(model).__name__} has no residual block that timestepper knows; it has {_block_names(model)}; "
+            f"{type(model).__name__} has no residual block that timestepper knows; it has "
+            f"{', '.join(kinds) or 'no submodules'}; "
             f"known are {', '.join(sorted(_ADAPTERS))}; register yours with timestepper.adapters.register"
         )
     runs = groupby(found, key=lambda site: (_container(site.path), site.channels, site.descriptor, site.reduction))
@@ -131,7 +133,7 @@ def _resolved(model: nn.Module, path: str, branch: Branch) -> Site:
 
     convs, last = tuple(map(whole, branch.convs)), tuple(map(whole, branch.last))
     gate = whole(branch.gate) if branch.gate else None
-    weights = [_averaged_weight(model, conv) for conv in convs]
+    weights = [_weight(model, conv, averaged=True) for conv in convs]
     rows = {_weight(model, name).shape[0] for name in last}
     if len(rows) != 1:
         raise UnsupportedSiteError(f"the last layers {branch.last} have {sorted(rows)} outputs, not one number")
@@ -180,24 +182,19 @@ def _layer(model: nn.Module, path: str) -> nn.Module:
         ) from None
 
 
-def _weight(model: nn.Module, path: str) -> Tensor:
+def _weight(model: nn.Module, path: str, averaged: bool = False) -> Tensor:
+    """What a last layer, or one that describes the branch by its average over the inputs, must have."""
     layer = _layer(model, path)
-    weight = getattr(layer, "weight", None)
+    weight, kind = getattr(layer, "weight", None), type(layer).__name__
     if not isinstance(weight, Tensor):
         raise UnsupportedSiteError(
-            f"its adapter names {path}, a {type(layer).__name__} without a weight; name a layer that has one, "
-            "or give the class a property of that name"
+            f"its adapter names {path}, a {kind} without a weight; name a layer that has one, or give the class a "
+            "property of that name"
         )
-    return weight
-
-
-def _averaged_weight(model: nn.Module, path: str) -> Tensor:
-    """A weight (outputs, inputs, ...): it describes a branch by its average over the inputs."""
-    layer, weight = _layer(model, path), _weight(model, path)
-    if weight.dim() < 2 or getattr(layer, "transposed", False):
+    if averaged and (weight.dim() < 2 or getattr(layer, "transposed", False)):
         raise UnsupportedSiteError(
-            f"its adapter names {path} in convs, a {type(layer).__name__}, whose weight is not (outputs, inputs, ...); "
-            "name layers like Conv1d, Conv2d, Conv3d or Linear"
+            f"its adapter names {path} in convs, a {kind}, whose weight is not (outputs, inputs, ...); name layers "
+            "like Conv1d, Conv2d, Conv3d or Linear"
         )
     return weight
 
@@ -233,11 +230,6 @@ def _numbered(stages: list[Stage], names: list[str]) -> list[Stage]:
         else stage
         for i, (stage, name) in enumerate(zip(stages, names, strict=True))
     ]
-
-
-def _block_names(model: nn.Module) -> str:
-    kinds = sorted({type(module).__name__ for module in model.modules() if module is not model})
-    return ", ".join(kinds) if kinds else "no submodules"
 
 
 def _container(path: str) -> str:

@@ -50,8 +50,8 @@ def prove(net: nn.Module, call: Call, candidates: list[Candidate], attach: Attac
     logits = [torch.randn(c.site.channels, generator=drawing, dtype=torch.float64) for c in candidates]
     results: list[float | str] = [0.0] * len(candidates)
     told: set[tuple[str, int]] = set()
-    for mode, compare in (("eval", _in_eval), ("train", _in_train)):
-        compared = compare(net, call, candidates, logits, attach)
+    for mode in ("eval", "train"):
+        compared = _in_mode(mode, net, call, candidates, logits, attach)
         if compared is None:
             continue
         results = [_judged(result, e, mode) for result, e in zip(results, compared.by_site(candidates), strict=True)]
@@ -98,12 +98,10 @@ class Compared:
         return [None if None in errors else max(cast(list[float], errors)) for errors in found]
 
 
-def _in_eval(net: nn.Module, *what: Any) -> Compared:
-    return _compare(net.eval(), *what)
-
-
-def _in_train(net: nn.Module, *what: Any) -> Compared | None:
-    """In train mode; where that takes more than an input (targets, say), with the layers alone in train mode."""
+def _in_mode(mode: str, net: nn.Module, *what: Any) -> Compared | None:
+    """Where train mode takes more than an input (targets, say), with the layers alone in train mode."""
+    if mode == "eval":
+        return _compare(net.eval(), *what)
     for training in (lambda module: True, lambda module: not list(module.children())):
         for module in net.modules():
             module.training = training(module)

@@ -1,13 +1,17 @@
 """Where a dimension of a tensor comes from: functions that move numbers about and leave each as it is, or scale it."""
 
+from collections.abc import Callable
 from math import prod
+from typing import Any, cast
+
+import torch
+from torch.utils._pytree import tree_map
 
 from timestepper.sites.trace import Node
 
-_RESHAPES = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as", "ravel"}
-_SWAPS = {"transpose", "swapaxes", "swapdims", "transpose_"}
-_TURNS = {"t", "T", "mT", "adjoint", "mH", "H"}
-MOVES = _RESHAPES | _SWAPS | _TURNS | {"permute", "movedim", "moveaxis"}
+MOVES = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as", "ravel"}
+MOVES |= {"permute", "transpose", "swapaxes", "swapdims", "transpose_", "movedim", "moveaxis"}
+MOVES |= {"t", "T", "mT", "adjoint", "mH", "H"}
 CASTS = {"to", "type", "type_as", "float", "double", "half", "bfloat16", "contiguous", "clone", "requires_grad_"}
 # Linear, one channel at a time: a step size passes through them.
 PASSES = CASTS | {"dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "dropout_", "native_dropout"}
@@ -20,25 +24,29 @@ def came_from(node: Node, dim: int) -> int | None:
     """The dimension of the node's first live input that ``dim`` of the node is; None where it was split or merged."""
     before = next((other for other in node.inputs if other.live), node.inputs[0])
     size = len(before.shape)
-    if node.name in _SWAPS:
-        pair = [index % size for index in _numbers(node)]
-        return pair[1 - pair.index(dim)] if dim in pair else dim
-    if node.name in _TURNS:
-        return {size - 1: size - 2, size - 2: size - 1}.get(dim, dim)
-    if node.name == "permute":
-        return _numbers(node)[dim] % size
-    if node.name in ("movedim", "moveaxis"):
-        return _moved(node, size)[dim]
+    if node.name in MOVES:
+        return _moved(node, before, dim)
     if node.name in REDUCES:
         gone = {index % size for index in _numbers(node)}
         kept = [index for index in range(size) if index not in gone]
         before_dim = dim if len(node.shape) == size else kept[dim]
         return before_dim if before_dim in kept else None
-    if node.name in _RESHAPES:
-        after = prod(node.shape[dim + 1 :])
-        same = (i for i, n in enumerate(before.shape) if n == node.shape[dim] and prod(before.shape[i + 1 :]) == after)
-        return next(same, None)
     return dim if size == len(node.shape) else None
+
+
+def _moved(node: Node, before: Node, dim: int) -> int | None:
+    """By its stride, where the function is called once more with tensors that have a shape and no numbers."""
+    args, kwargs = tree_map(_without_numbers, (node.args, node.kwargs))
+    try:
+        stride = cast(Callable, node.function)(*args, **kwargs).stride(dim)
+    except RuntimeError:  # it looks at the numbers as another type
+        return None
+    strides = [prod(before.shape[index + 1 :]) for index in range(len(before.shape))]
+    return next((i for i, n in enumerate(before.shape) if n == node.shape[dim] and strides[i] == stride), None)
+
+
+def _without_numbers(value: Any) -> Any:
+    return torch.empty(value.shape, device="meta") if isinstance(value, Node) else value
 
 
 def goes_to(node: Node, dim: int) -> int | None:
@@ -79,14 +87,6 @@ def _spread(index: tuple, dims: int) -> list:
         return list(index)
     place = next(i for i, part in enumerate(index) if part is Ellipsis)
     return [*index[:place], *[slice(None)] * (dims - len(index) + 1), *index[place + 1 :]]
-
-
-def _moved(node: Node, size: int) -> list[int]:
-    source, target = ([n] if isinstance(n, int) else list(n) for n in (*node.args[1:], *node.kwargs.values()))
-    order = [index for index in range(size) if index not in [n % size for n in source]]
-    for place, index in sorted(zip([n % size for n in target], [n % size for n in source], strict=True)):
-        order.insert(place, index)
-    return order
 
 
 def _numbers(node: Node) -> list[int]:

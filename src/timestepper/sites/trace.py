@@ -40,6 +40,7 @@ class Node:
     running: frozenset[str] = frozenset()  # and all around it
     args: tuple = ()  # with nodes for tensors
     kwargs: dict[str, Any] = field(default_factory=dict)
+    function: Callable | None = None
     part: int = 0  # which of the tensors that the function returned
     inputs: list["Node"] = field(default_factory=list)
     users: list["Node"] = field(default_factory=list)
@@ -168,6 +169,7 @@ class Trace(Watching):
         found = [value for value in tree_flatten(result)[0] if isinstance(value, Tensor)]
         for part, tensor in enumerate(found):
             self._record(name, tensor, mapped_args, mapped_kwargs, part)
+            self.nodes[-1].function = func
         return result
 
     def add(self, key: tuple[str, int], func: Callable, args: tuple, kwargs: dict) -> Any:

@@ -136,7 +136,7 @@ def test_half_precision_networks_are_not_copied_whole(monkeypatch):
     before = {key: value.clone() for key, value in net.state_dict().items()}
     copied = []
     original = blocks.twin
-    monkeypatch.setattr(blocks, "twin", lambda part: copied.append(part.block) or original(part))
+    monkeypatch.setattr(blocks, "twin", lambda part: copied.append(part.get_submodule(part._path)) or original(part))
     monkeypatch.setattr("timestepper.sites.finding.twin", lambda net: pytest.fail("copied whole"))
     found = timestepper.discover(net)
     assert len(found.errors) == 6
