@@ -54,6 +54,18 @@ def check_file(path: Path) -> None:
         raise RunDirectoryError(f"cannot write {path}: it is a device or a pipe; name a file")
 
 
+def check_readable(path: Path) -> None:
+    """Refuse a device or a pipe: it may never end, and whoever waits for it hears no signal."""
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise OSError(errno.EINVAL, "it is a device or a pipe")
+
+
+def read_file(path: Path) -> bytes:
+    """All of a file, which is no device and no pipe."""
+    check_readable(path)
+    return path.read_bytes()
+
+
 def open_own(path: Path) -> IO[bytes]:
     """Open a file to read and to add to, and make it where it is missing; a link to another file is refused."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from timestepper import validate
 from timestepper.api import Network, attach, detach, find_steps, fold
 from timestepper.errors import CheckpointError, MismatchError, first_line
-from timestepper.files import with_checksum, write_atomic
+from timestepper.files import read_file, with_checksum, write_atomic
 from timestepper.sites import Discovery
 from timestepper.steps import Steps
 from timestepper.validate import Source, shown
@@ -219,12 +219,12 @@ def verify(path: Path) -> str:
 def _verified(path: Path) -> tuple[bytes, str]:
     """What is in a file, read once, so that what is used is what was verified; and its sha256."""
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}; check its name") from None
     found, beside = hashlib.sha256(data).hexdigest(), _checksum(path)
     try:
-        expected = beside.read_text().split()[0]
+        expected = read_file(beside).decode().split()[0]
     except (OSError, IndexError, UnicodeDecodeError) as error:
         reason = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else "holds no sha256"
         raise CheckpointError(

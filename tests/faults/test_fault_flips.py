@@ -6,6 +6,7 @@ people write by hand (recipes, sets, claims) and images may say something else, 
 
 import hashlib
 import json
+import os
 import pickle
 import random
 import shutil
@@ -199,3 +200,31 @@ def test_status_and_times(tmp_path, chance, finished):
     for content in (b"", b"\xff\x00", json.dumps([1]).encode(), hashlib.sha256().digest()):
         (run / "status.json").write_bytes(content)
         assert read_status(run) is None
+
+
+# -- what is no file -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["weights.safetensors", "timing.jsonl", "metrics.jsonl", "checkpoints/step-00000005.pt"]
+)
+def test_a_pipe_in_the_place_of_a_file_keeps_nobody_waiting(name, tmp_path, finished, cli):
+    """Nobody will ever write to it, and a process that waits for it in open() hears no signal."""
+    run = runs.copy(finished, tmp_path / "run")
+    (run / "status.json").unlink()
+    for path in (run / name, *(run.glob("checkpoints/*") if "checkpoints" in name else ())):
+        path.unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    line = ["verify", str(run / name)] if name == "weights.safetensors" else runs.train(run, recipe=RECIPE)
+    assert str(run / name) in cli(*line).refused()
+
+
+@pytest.mark.parametrize("damage", [".npz", ".json"])
+def test_a_pipe_among_records_is_one_problem(damage, tmp_path, finished):
+    records.publish(finished, tmp_path)
+    (summary,) = tmp_path.glob("*.json")
+    summary.with_suffix(damage).unlink()
+    os.mkfifo(summary.with_suffix(damage))
+    found, problems = records.load_records(tmp_path)
+    assert (len(found), len(problems)) == (0, 1)
+    assert "pipe" in problems[0]

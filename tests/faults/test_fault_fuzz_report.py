@@ -82,5 +82,6 @@ def test_t36_claims(fuzz, times, tmp_path, finished):
             pages += 1
             write_page(records, claims, tmp_path / "page.html", tmp_path / "page.md", "Fuzz", problems=problems)
 
-    fuzz(times, changes, check)
+    check([(("fig5.toml", ("title",)), "another")])
     assert pages
+    fuzz(times, changes, check)

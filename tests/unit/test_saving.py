@@ -237,7 +237,7 @@ def test_what_is_loaded_is_what_was_verified(tmp_path, monkeypatch):
     read, readings = Path.read_bytes, []
     monkeypatch.setattr(Path, "read_bytes", lambda self: readings.append(self) or read(self))
     timestepper.load_folded(timestepper.detach(net), path)
-    assert readings == [path]
+    assert readings.count(path) == 1
 
 
 @pytest.mark.parametrize(

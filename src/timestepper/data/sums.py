@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from timestepper.errors import DataError
+from timestepper.files import read_file
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class VerifiedFiles:
         """The bytes of a file, after comparing their sum: what is parsed later is what was verified."""
         wanted = f"expected {self.algorithm} {self.sums[path.name]}"
         try:
-            data = path.read_bytes()
+            data = read_file(path)
         except FileNotFoundError as error:
             raise DataError(f"{path}: missing ({wanted}); copy or download the data set again") from error
         except OSError as error:

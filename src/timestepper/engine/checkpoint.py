@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from timestepper import validate
 from timestepper.errors import CheckpointError, DivergedError
-from timestepper.files import make_folder, remove_leftovers, write_atomic
+from timestepper.files import check_readable, make_folder, remove_leftovers, write_atomic
 from timestepper.terminal import tell
 from timestepper.validate import Source, limited
 
@@ -98,6 +98,7 @@ class Checkpoints:
 def read(path: Path) -> dict[str, Any]:
     """A checkpoint's content, after its checksums were found right: tensors and plain values, nothing else."""
     try:
+        check_readable(path)
         with zipfile.ZipFile(path) as archive:
             wrong = archive.testzip()
     except FileNotFoundError:

@@ -14,8 +14,10 @@ from typing import Any
 
 from timestepper import validate
 from timestepper.errors import CheckpointError
-from timestepper.files import explain, open_own
+from timestepper.files import explain, open_own, read_file
 from timestepper.validate import Source
+
+_ADVICE = "restore the file or start again in another run directory"
 
 
 class JsonLines:
@@ -60,9 +62,7 @@ def read_known(path: Path, state: Mapping[str, Any]) -> bytes:
         damage = "was changed since"
     else:
         return data
-    raise CheckpointError(
-        f"{path} {damage} the checkpoint was saved; restore the file or start again in another run directory"
-    )
+    raise CheckpointError(f"{path} {damage} the checkpoint was saved; {_ADVICE}")
 
 
 @dataclass(frozen=True)
@@ -75,16 +75,17 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
     source = Source(path, CheckpointError)
-    lines = path.read_bytes().splitlines()
+    try:
+        lines = read_file(path).splitlines()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}; {_ADVICE}") from None
     for number, text in enumerate(lines, 1):
         try:
             line = validate.parse(text.decode(), ".json", source)
             validate.build(_Line, line, source, extra=True)
         except (CheckpointError, UnicodeDecodeError):
             if number < len(lines):
-                raise CheckpointError(
-                    f"{path}, line {number} is damaged: restore the file or start again in another run directory"
-                ) from None
+                raise CheckpointError(f"{path}, line {number} is damaged; {_ADVICE}") from None
         else:
             yield line
 

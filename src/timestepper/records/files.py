@@ -15,7 +15,7 @@ from typing import Any
 
 from timestepper import validate
 from timestepper.errors import RecordError, first_line
-from timestepper.files import digest, make_folder, with_checksum, write_atomic
+from timestepper.files import digest, make_folder, read_file, with_checksum, write_atomic
 from timestepper.records import curves
 from timestepper.records.making import WHOLE, file_name
 from timestepper.records.record import Record, build
@@ -122,7 +122,7 @@ def _arrays(content: dict[str, Any], path: Path, source: validate.Source) -> cur
         return curves.split(content)
     beside = path.with_suffix(".npz")
     try:
-        data = beside.read_bytes()
+        data = read_file(beside)
         if hashlib.sha256(data).hexdigest() != content.get("curves"):
             raise ValueError("not those of this record")
         return curves.unpacked(data)
