@@ -8,6 +8,7 @@ import pytest
 import ranks
 import runs
 import torch
+from outcomes import errors_of
 from processes import Job, machine, torchrun
 from watching import alive, children, wait_for
 
@@ -15,13 +16,14 @@ RECIPE = [*runs.DIGITS, "run.epochs=15", "run.checkpoint_steps=5"]  # 165 update
 
 
 @contextlib.contextmanager
-def two_machines(arguments: list[str], folder: Path, *cwds: Path, restarts: int = 3):
-    """Both agents and how to start one again. The first keeps the rendezvous."""
+def two_machines(arguments: list[str], folder: Path, *cwds: Path, restarts: int = 3, more: tuple[str, ...] = ()):
+    """Both agents and how to start one again. The first keeps the rendezvous; the second's command may have more."""
     port = ranks.free_port()
     with contextlib.ExitStack() as stack:
 
         def start(number: int) -> Job:
-            return stack.enter_context(machine(arguments, folder, port, cwds[number] if cwds else folder, restarts))
+            line = [*arguments, *more] if number else arguments
+            return stack.enter_context(machine(line, folder, port, cwds[number] if cwds else folder, restarts))
 
         first = start(0)
         wait_for(lambda: listens(port) or first.poll() is not None)
@@ -89,8 +91,21 @@ def test_a_folder_that_machines_do_not_share_is_told_in_one_line_and_nothing_is_
     with two_machines(runs.train(Path("runs/x"), recipe=RECIPE), tmp_path, *folders, restarts=0) as (first, second, _):
         assert first.wait() != 0
         assert second.wait() != 0
-        told = [line for line in (first.stderr + second.stderr).splitlines() if line.startswith("error: ")]
-    assert told
-    for line in told:
-        assert "cannot see what rank 0 writes there; choose a --run-dir that all machines share" in line
+        (told,) = errors_of(first.stderr + second.stderr)
+    assert told.endswith(
+        "rank 1 cannot see what rank 0 writes there; choose a --run-dir that all machines share, by the same name"
+    )
     assert [list(folder.iterdir()) for folder in folders] == [[], []]
+
+
+def test_machines_that_are_given_other_recipes_are_refused(tmp_path):
+    """What rank 0 is is the rendezvous' choice."""
+    more = ("optimiser.lr=0.2", "data.workers=3")
+    with two_machines(runs.train(tmp_path / "x", recipe=RECIPE), tmp_path, restarts=0, more=more) as (first, second, _):
+        assert first.wait() != 0
+        assert second.wait() != 0
+        told = errors_of(first.stderr + second.stderr)
+    assert told == [
+        f"{tmp_path / 'x'}: rank 1 was started with another recipe than rank 0; give the same command on every machine"
+    ]
+    assert not (tmp_path / "x").exists()

@@ -24,6 +24,7 @@ from timestepper.engine.runtime import choose_device
 from timestepper.engine.schedule import Schedule
 from timestepper.engine.signals import Signals
 from timestepper.errors import DistributedError, LoaderError, RecipeError, RunDirectoryError, TimestepperError
+from timestepper.files import digest
 from timestepper.recipe.load import as_dict, dump
 from timestepper.runs import build, finish
 from timestepper.runs.load import restore
@@ -96,25 +97,37 @@ class Process:
         self.group = distributed.start(self.device, self._dist_timeout)
         if self.group.active:
             self.signals.install()
-            self._refuse_separate_folders()
+            self._refuse_strangers()
         self.data = self.data or build.dataset(recipe)
 
-    def _refuse_separate_folders(self) -> None:
-        """Every process must see the folder that rank 0 writes to: after a restart rank 0 may be on another machine."""
+    def _refuse_strangers(self) -> None:
+        """All processes must have one recipe, and see the folder that rank 0 writes to.
+
+        After a restart rank 0 may be on another machine. Data may lie elsewhere there, and be read by other workers.
+        """
+        recipe = as_dict(self.run.recipe)
+        recipe["data"] |= {"root": None, "workers": 0}
         number = torch.tensor(secrets.randbits(62), device=self.device)
         self.group.broadcast([number])
         sign = mark(self.run.path, int(number))
         self.group.agree(sign.touch)
-        unseen = self.group.gather(torch.tensor([not os.path.exists(sign)], dtype=torch.float32, device=self.device))
-        blind = ", ".join(str(rank) for rank, (value,) in enumerate(unseen.tolist()) if value)
+        mine = [int(digest(recipe)[:15], 16), os.path.exists(sign)]
+        theirs = self.group.gather(torch.tensor(mine, device=self.device)).tolist()
 
         def refuse() -> None:
             sign.unlink()
-            if blind:
-                raise RunDirectoryError(
-                    f"{self.run.path.absolute()}: rank {blind} cannot see what rank 0 writes there; choose a --run-dir "
-                    "that all machines share, by the same name"
-                )
+            where = self.run.path.absolute()
+            for rank, (told, seen) in enumerate(theirs):
+                if not seen:
+                    raise RunDirectoryError(
+                        f"{where}: rank {rank} cannot see what rank 0 writes there; choose a --run-dir that all "
+                        "machines share, by the same name"
+                    )
+                if told != mine[0]:
+                    raise RecipeError(
+                        f"{where}: rank {rank} was started with another recipe than rank 0; give the same command on "
+                        "every machine"
+                    )
 
         self.group.agree(refuse)
 
