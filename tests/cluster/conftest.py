@@ -61,6 +61,9 @@ def slurm(one_slurm, monkeypatch):
     one_slurm.ask("scancel", "--signal=KILL", "--full", "--me")  # processes that a test has stopped
     one_slurm.ask("scancel", "--me")
     one_slurm.ask("scontrol", "update", "nodename=a,b", "state=resume")
-    wait_for(
-        lambda: not one_slurm.ask("squeue", "-h") and one_slurm.ask("sinfo", "-h", "-p", "main", "-o", "%t") == "idle"
-    )
+
+    def ready():
+        states = one_slurm.ask("sinfo", "-h", "-p", "main", "-o", "%t").split()
+        return not one_slurm.ask("squeue", "-h") and not any(s.startswith(("down", "dr", "comp")) for s in states)
+
+    wait_for(ready)

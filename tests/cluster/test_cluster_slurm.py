@@ -32,7 +32,7 @@ def turns(folder):
 
 
 def test_submitted_cancelled_and_given_again(slurm, place, cli, undisturbed):
-    """And a partition that does not exist, and a cluster that does not answer."""
+    """And a partition that does not exist."""
     line = cli(*ON_SLURM, "--cluster-option", "partition=nowhere").refused()
     assert line.startswith("slurm does not take a job (time=30, partition=nowhere): ")
     assert line.endswith("Invalid partition name specified; nothing was submitted")
@@ -47,13 +47,6 @@ def test_submitted_cancelled_and_given_again(slurm, place, cli, undisturbed):
     subprocess.run(["scontrol", "requeue", both["id"]], check=True)  # as an administrator does
     assert settled(cli) == ["finished", "finished", "interrupted"]
     assert 5 <= statuses(place)[SEEDS[2]]["step"] < STEPS
-    slurm.end("slurmctld")
-    assert "Slurm does not answer" in cli(*ON_SLURM).refused(code=1)
-    outcome = cli(*ON_SLURM, "--status")
-    assert list(shown(outcome).values()) == ["finished", "finished", "interrupted"]
-    assert outcome.err.startswith("warning: Slurm does not answer")
-    slurm.start("slurmctld", "-D")
-    wait_for(lambda: slurm.ask("squeue", "--me") != "")
     assert shown(cli(*ON_SLURM))[SEEDS[2]] in ("queued", "running")
     assert [job["runs"] for job in jobs_of(place)] == [SEEDS[:2], SEEDS[2:], SEEDS[2:]]
     assert settled(cli) == ["finished"] * 3
@@ -139,7 +132,7 @@ def test_one_that_fails_is_not_tried_again_when_its_job_is_queued_again(slurm, p
     assert shown(cli(*command, "--status")) == {good: "running", bad: "failed"}
     subprocess.run(["scancel", "--signal=CONT", job["id"]], check=True)
     subprocess.run(["scancel", "--signal=USR2", job["id"]], check=True)  # as Slurm does before the time limit
-    wait_for(lambda: "running" not in (found := shown(cli(*command, "--status")).values()) and "queued" not in found)
+    wait_for(lambda: not slurm.ask("squeue", "-h"), pause=0.5)
     assert shown(cli(*command, "--status")) == {good: "finished", bad: "failed"}
     assert told(place, job["id"]).count("going on at step") == 1
     assert told(place, job["id"]).count(f"{bad}: failed: ") == 1
@@ -170,3 +163,22 @@ def test_a_folder_that_the_nodes_do_not_share_is_named(slurm, place, cli):
     finally:
         slurm.end("slurmd-b")
         slurm.start("slurmd-b", "-D", "-N", "b", program="slurmd")
+
+
+@pytest.mark.soak
+def test_a_cluster_that_does_not_answer_is_named_and_the_folders_are_shown(slurm, place, cli):
+    cli(*ON_SLURM)
+    hold(place, SEEDS[2])
+    slurm.end("slurmctld")
+    try:
+        wait_for(
+            lambda: {"finished"} == {status["state"] for name, status in statuses(place).items() if name != SEEDS[2]}
+        )
+        assert "Slurm does not answer" in cli(*ON_SLURM).refused(code=1)
+        outcome = cli(*ON_SLURM, "--status")
+        assert list(shown(outcome).values()) == ["finished", "finished", "running"]
+        assert outcome.err.startswith("warning: Slurm does not answer")
+        assert len(jobs_of(place)) == 2
+    finally:
+        slurm.start("slurmctld", "-D")
+        wait_for(lambda: slurm.ask("squeue", "--me") != "")
