@@ -48,7 +48,7 @@ def test_averages_of_settings_and_slopes_are_sums_of_independent_means():
 
 def test_one_seed_has_a_mean_and_no_interval_and_seeds_that_agree_have_none_either():
     found = mean_of([3.0])
-    assert (found.mean, found.deviation, found.known, found.ends) == (3.0, None, False, None)
+    assert (found.mean, found.deviation, found.known) == (3.0, None, False)
     assert (found.spread(), found.bounds()) == ("3.00", "no interval from one seed")
     assert difference(found, mean_of(LOW)).bounds() == "no interval from one seed"
     assert mean_of([3.1, 3.1, 3.1]).bounds() == "no interval, the seeds do not differ"
