@@ -38,7 +38,7 @@ OPTIONS = {SLURM: (*_SBATCH, "setup", "signal_delay_s"), LOCAL: ("time", "signal
 # -- in the job --------------------------------------------------------------------------------------------------------
 
 
-class Group:
+class Assignment:
     """What a job does: ``work`` with its runs, which gives an exit code; submitit calls it, on the node."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Group:
         if number and ask("squeue", "--noheader", "--jobs", number, "--format=%T") != ["RUNNING"]:
             return None  # somebody has cancelled it
         left = [run for run in self.runs if run.state != FAILED]  # would fail again
-        return DelayedSubmission(Group(left, self.work, self.environment, idle))
+        return DelayedSubmission(Assignment(left, self.work, self.environment, idle))
 
 
 def _positions(runs: Sequence[Run]) -> list[Any]:
@@ -126,7 +126,7 @@ def submit(
         left = [replace(run, path=run.path.absolute()) for run in runs if run not in taken]
         parts = shares(left, processes or (-(-len(left) // jobs) if cluster == SLURM else None)) if left else []
         for number, part in enumerate(parts):
-            group = Group(part, work, gpu(number, len(parts)) if cluster == LOCAL else {})
+            group = Assignment(part, work, gpu(number, len(parts)) if cluster == LOCAL else {})
             try:
                 job = _hand_over(group, folder, cluster, options)
             except ClusterError as error:
@@ -135,7 +135,7 @@ def submit(
             tell(f"job {job.id}: {', '.join(run.label for run in part)}")
 
 
-def _hand_over(group: Group, folder: Path, cluster: str, options: Mapping[str, str]) -> Job:
+def _hand_over(group: Assignment, folder: Path, cluster: str, options: Mapping[str, str]) -> Job:
     name = f"timestepper-{uuid.uuid4().hex[:12]}"
     executor = _executor(group.runs, folder, name, cluster, options)
     job = Job(cluster, [os.path.relpath(run.path, folder.parent) for run in group.runs])
