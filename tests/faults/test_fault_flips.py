@@ -30,12 +30,13 @@ from timestepper.data.decode import FORMATS, read_sample
 from timestepper.data.windows import View, Windows
 from timestepper.engine.metrics import read_lines
 from timestepper.engine.rundir import read_status
-from timestepper.errors import RecordError, TimestepperError
+from timestepper.errors import CheckpointError, RecordError, TimestepperError
 from timestepper.models import CifarResNet
 from timestepper.recipe.load import load_file
 from timestepper.recipe.sets import read_sets
 from timestepper.report.claims import FOLDER as CLAIMS
 from timestepper.report.claims import read_claim
+from timestepper.runs.finish import epochs_of
 
 ROOT = Path(__file__).parents[2]
 CIFAR = ROOT.parent / "shared" / "data" / "cifar10"
@@ -140,6 +141,13 @@ def test_the_log_of_a_run_that_goes_on(tmp_path, chance, cli):
         message = cli(*runs.train(run, *changes, recipe=recipe)).refused()
         assert message.startswith(f"{run / 'metrics.jsonl'} ")
         assert (run / "metrics.jsonl").read_bytes() == content
+
+
+def test_a_line_of_metrics_without_its_kind(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"kind": "epoch", "step": 1}\n{"kin": "epoch", "step": 2}\n{"kind": "epoch", "step": 3}\n')
+    with pytest.raises(CheckpointError, match=r"metrics.jsonl, line 2 is damaged"):
+        epochs_of(tmp_path)
 
 
 @pytest.mark.parametrize("name", [*PACKED["cifar10"].files])

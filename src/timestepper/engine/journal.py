@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from timestepper.engine.checkpoint import Checkpoints, check
-from timestepper.engine.metrics import JsonLines, read_known, read_lines
+from timestepper.engine.metrics import JsonLines, read_known, read_lines, read_metrics
 from timestepper.engine.progress import Display
 from timestepper.engine.rundir import METRICS, RECIPE, TENSORBOARD, TIMING, RunDirectory, read_status
 from timestepper.engine.tensorboard import TensorBoard
@@ -112,7 +112,7 @@ class FolderJournal(Journal):
         self._write_times([line for line in read_lines(path / TIMING) if line["step"] <= step])
         self._times = JsonLines(path / TIMING, _size(path / TIMING))
         if self._wants_tensorboard:
-            self._tensorboard = TensorBoard(path / TENSORBOARD, read_lines(path / METRICS), self.epochs)
+            self._tensorboard = TensorBoard(path / TENSORBOARD, read_metrics(path / METRICS), self.epochs)
         write_atomic(path / RECIPE, self.recipe.encode())
         self.status("running", step)
         self.display.start(step, self.steps)

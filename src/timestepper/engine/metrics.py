@@ -70,7 +70,17 @@ class _Line:
     step: int
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True)
+class _Metric(_Line):
+    kind: str
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """Lines that say of what kind they are."""
+    return read_lines(path, _Metric)
+
+
+def read_lines(path: Path, kind: type = _Line) -> Iterator[dict[str, Any]]:
     """The lines of a file; the last is passed over where it is not whole, as a killed process leaves it."""
     if not path.exists():
         return
@@ -82,7 +92,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     for number, text in enumerate(lines, 1):
         try:
             line = validate.parse(text.decode(), ".json", source)
-            validate.build(_Line, line, source, extra=True)
+            validate.build(kind, line, source, extra=True)
         except (CheckpointError, UnicodeDecodeError):
             if number < len(lines):
                 raise CheckpointError(f"{path}, line {number} is damaged; {_ADVICE}") from None

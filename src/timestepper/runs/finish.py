@@ -10,7 +10,7 @@ from torch import nn
 from timestepper.api import evolution_time, fold, is_attached, step_sizes
 from timestepper.engine.distributed import Group
 from timestepper.engine.evaluation import Evaluation
-from timestepper.engine.metrics import read_lines
+from timestepper.engine.metrics import read_metrics
 from timestepper.engine.rundir import METRICS
 from timestepper.engine.runtime import Runtime
 from timestepper.inspection import descriptor_influence
@@ -52,7 +52,7 @@ def final_step_sizes(model: nn.Module) -> dict[str, list[list[float]]]:
 
 def epochs_of(run: Path) -> list[dict[str, Any]]:
     """The epoch lines of a run's metrics."""
-    return [line for line in read_lines(run / METRICS) if line["kind"] == "epoch"]
+    return [line for line in read_metrics(run / METRICS) if line["kind"] == "epoch"]
 
 
 def summary_lines(figures: dict[str, Any]) -> list[str]:
