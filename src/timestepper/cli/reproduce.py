@@ -22,14 +22,17 @@ class Length(StrEnum):
     short = "short"
 
 
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="fig1, fig3 … fig5, table1 … table6 or all of these; counts; ablation56 and other studies; a file; "
+        "everything: all that is trained"
+    ),
+]
+
+
 def reproduce(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="fig1, fig3 … fig5, table1 … table6 or all of these; counts; ablation56 and other studies; a file; "
-            "everything: all that is trained"
-        ),
-    ],
+    name: Name,
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value …", show_default=False)] = None,
     list_only: Annotated[bool, typer.Option("--list", help="show what is done and what is missing, and stop")] = False,
     schedule: Annotated[Length, typer.Option(help="short: fewer epochs, marked as such everywhere")] = Length.paper,

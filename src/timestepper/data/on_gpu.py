@@ -31,8 +31,8 @@ _PIXELS = 1 << 26  # decoded at a time, at three bytes each: a whole batch of Im
 class GpuReader:
     """Batches on the device, a few ahead of the trainer, by one thread that is nearly always in torchvision's decoder.
 
-    What the GPU's decoder does not read as the CPU does (progressive and CMYK files, other formats) the workers decode,
-    and what it fails on, the thread. On a CPU all of it runs too.
+    What the GPU's decoder does not read as the CPU does (progressive, grey and CMYK files, other formats) the workers
+    decode, and what it fails on, the thread. On a CPU all of it runs too.
     """
 
     def __init__(self, view: View, device: torch.device):

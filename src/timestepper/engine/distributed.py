@@ -137,9 +137,9 @@ def wrap(model: nn.Module, group: Group) -> nn.Module:
     return nn.parallel.DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
 
-def unshared(model: nn.Module) -> contextlib.AbstractContextManager:
-    """While it is open, backward adds to this rank's own gradients; the next one averages all that was added."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
+def adding(model: nn.Module, more: bool) -> contextlib.AbstractContextManager:
+    """While it is open, backward adds to this rank's own gradients; unless there is more to come, it averages them."""
+    if more and isinstance(model, nn.parallel.DistributedDataParallel):
         return model.no_sync()
     return contextlib.nullcontext()
 

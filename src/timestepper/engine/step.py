@@ -1,13 +1,12 @@
 """One update: forward, backward, the check that all is finite, and the optimiser, without a question to the host."""
 
-import contextlib
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from timestepper.engine.distributed import Group, unshared
+from timestepper.engine.distributed import Group, adding
 from timestepper.engine.optimiser import parameters_of
 from timestepper.engine.runtime import Runtime
 
@@ -68,7 +67,7 @@ class UpdateStep:
         shares = counts / counts.sum()
         sums = torch.zeros(2, device=self._runtime.device)
         for number, part in enumerate(zip(images.chunk(parts), labels.chunk(parts), shares, strict=True), 1):
-            with unshared(self._model) if number < parts else contextlib.nullcontext():
+            with adding(self._model, more=number < parts):
                 sums += self._add_gradients(*part)
         loss, correct = sums
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
