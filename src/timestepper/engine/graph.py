@@ -1,6 +1,7 @@
 """A function of tensors, recorded once as a CUDA graph and replayed: one launch in place of thousands."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ class Graphed:
     keep scratch memory per stream, so that graphs recorded on one stream must not be replayed on two at a time.
     The function must use only its inputs and memory that stays (parameters, buffers, optimiser state), and must not
     ask the host. Inputs of other shapes run as they are. Everything is ordered with the caller's current stream.
+    Random numbers are those that the function would draw by itself.
     """
 
     def __init__(self, function: Callable[..., Tensor], tell: Callable[[str], None] = tell):
@@ -30,6 +32,7 @@ class Graphed:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: tuple[Tensor, ...] = ()
         self._output: Tensor | None = None
+        self._generator: torch.Generator | None = None
 
     @property
     def recorded(self) -> bool:
@@ -37,6 +40,10 @@ class Graphed:
         return self._graph is not None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
+        with self._own_generator():
+            return self._call(inputs)
+
+    def _call(self, inputs: tuple[Tensor, ...]) -> Tensor:
         if self._graph is None and not self._failed:
             if self._calls < _WARMUP:
                 self._calls += 1
@@ -48,6 +55,22 @@ class Graphed:
             buffer.copy_(value, non_blocking=True)
         self._graph.replay()
         return self._output
+
+    @contextlib.contextmanager
+    def _own_generator(self) -> Iterator[None]:
+        """In the place of the device's, from where that stands: a replay puts its seed into memory that all graphs of
+        one generator read, and another stream may still be replaying."""
+        default = torch.cuda.default_generators[torch.cuda.current_device()]
+        shared = default.graphsafe_get_state()
+        own = self._generator = self._generator or default.clone_state()
+        own.manual_seed(shared.initial_seed())
+        own.set_offset(shared.get_offset())
+        default.graphsafe_set_state(own)
+        try:
+            yield
+        finally:
+            default.graphsafe_set_state(shared)
+            shared.set_offset(own.get_offset())
 
     def _aside(self, inputs: tuple[Tensor, ...]) -> Tensor:
         current = torch.cuda.current_stream()
