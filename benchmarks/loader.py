@@ -35,6 +35,7 @@ from timestepper.data.on_gpu import cut_all, decoder
 from timestepper.data.windows import View, Windows
 from timestepper.engine.loop import Training
 from timestepper.recipe.load import load
+from timestepper.runs.start import widen_device_queue
 
 # -- what is timed -----------------------------------------------------------------------------------------------------
 
@@ -247,6 +248,7 @@ def measure(root: pathlib.Path, options: argparse.Namespace, report: Report) -> 
 
 
 def main() -> None:
+    widen_device_queue([load("paper/imagenet")])  # as training does; before torch looks for a device
     asked = parser(__doc__)
     asked.add_argument("overrides", nargs="*", help="section.key=value of the recipe")
     asked.add_argument("--model", default="timm/resnet50", help="LIBRARY/MODEL")

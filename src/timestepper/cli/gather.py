@@ -175,6 +175,8 @@ def check_folder(folder: Path, option: str, needed: bool = False) -> None:
 
 def check_page(out: Path, option: str) -> None:
     """Refuse what cannot be a page with its tables beside it: before long work, and neither is written alone."""
+    import jinja2  # noqa: F401  (missed now, where it is missing)
+
     if out.suffix == ".md":
         raise RunDirectoryError(f"{option} {out}: name the page, such as report.html; its tables go beside it as .md")
     for path in (out, out.with_suffix(".md")):

@@ -1,6 +1,8 @@
 """The first second of a run, before torch is imported: signals, lock, and whether there is anything left to do."""
 
+import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 from timestepper import torchrun
@@ -8,6 +10,7 @@ from timestepper.engine.rundir import RunDirectory, read_status
 from timestepper.engine.signals import Signals
 from timestepper.errors import RunDirectoryError
 from timestepper.files import make_folder
+from timestepper.recipe.schema import Recipe
 from timestepper.runs.run import Run
 from timestepper.terminal import tell
 
@@ -15,6 +18,7 @@ from timestepper.terminal import tell
 def train(run: Run, dist_timeout: float = 600.0) -> int:
     """Train a run to its end in its folder and print the summary; the exit code."""
     signals = Signals().wait() if torchrun.launched() else Signals().install()
+    widen_device_queue([run.recipe])
     folder: RunDirectory | None = None
     try:
         _refuse_hopeless_restart(run.path)
@@ -31,6 +35,17 @@ def train(run: Run, dist_timeout: float = 600.0) -> int:
         if folder is not None:
             folder.close()
         signals.restore()
+
+
+def widen_device_queue(recipes: Sequence[Recipe], jobs: int = 1) -> None:
+    """Let as many streams as runs work at a time reach the device side by side; by default CUDA folds them into eight.
+
+    The JPEG decoder has fourteen of its own: folded, those that share a queue with the training wait behind every step
+    that waits there, and a step and its images take turns. No more than needed: processes that share a GPU through MPS
+    also share its queues. CUDA reads it once, when torch starts it.
+    """
+    files = any(recipe.data.name == "folder" and recipe.data.decode != "cpu" for recipe in recipes)
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32" if files else str(min(max(8, jobs), 32)))
 
 
 def _train(run: Run, folder: RunDirectory | None, signals: Signals, dist_timeout: float) -> int:

@@ -27,6 +27,7 @@ from timestepper.errors import TimestepperError, first_line
 from timestepper.recipe.schema import Recipe
 from timestepper.runs import build
 from timestepper.runs.run import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, Run
+from timestepper.runs.start import widen_device_queue
 from timestepper.runs.train import Process
 from timestepper.sweeps.ahead import Ahead, kind_of
 from timestepper.sweeps.display import Board, summary_lines
@@ -67,7 +68,7 @@ def bring_to_end(
 ) -> int:
     """Train all runs, so many at a time, and print how each of them ended; the exit code."""
     signals = signals or Signals().install()
-    widen_device_queue(jobs)
+    widen_device_queue([run.recipe for run in runs], jobs)
     try:
         sweep(runs, signals, jobs=jobs, debug=debug, parent=parent, plain=plain)
     finally:
@@ -98,15 +99,6 @@ def sweep(
         to_do = [run.recipe for run in runs if not run.is_finished]
         with contextlib.closing(Ahead(to_do, board.tell)) as ahead:
             take_turns(turns, signals, jobs, ahead, parent)
-
-
-def widen_device_queue(jobs: int) -> None:
-    """Let as many streams as runs reach the device side by side; by default CUDA folds them into eight.
-
-    No more than that: processes that share a GPU through MPS also share its queues. CUDA reads it once, when torch
-    starts it.
-    """
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(min(max(8, jobs), 32)))
 
 
 def take(run: Run, display: Display, shared: Shared, debug: bool = False) -> Iterator[Process]:

@@ -12,6 +12,7 @@ from timestepper.errors import DataError, RecordError, TimestepperError
 from timestepper.recipe.load import identity
 from timestepper.records.record import Record
 from timestepper.runs.run import FAILED, INTERRUPTED, RUNNING, WAITING, Run
+from timestepper.runs.start import widen_device_queue
 from timestepper.sweeps.plan import by_the_clock
 from timestepper.terminal import complain, tell
 
@@ -134,7 +135,7 @@ def _train_together(
     try:
         from timestepper.sweeps import one_gpu
 
-        one_gpu.widen_device_queue(jobs)
+        widen_device_queue([run.recipe for run in runs], jobs)
         shared = one_gpu.Shared()
         ready = [run for run in runs if _has_data(run, shared, lost)]
         if ready:

@@ -247,11 +247,18 @@ def test_the_table_shows_each_figure_in_its_column():
     assert "2.600 ms; 3.000 GB of features, 4.000 GB of weights, 5.000 TFLOP, at 6 GB/s and 7.00 TFLOP/s" in text
 
 
+class Small(nn.Linear):
+    """With a forward of its own: torch 2.11 leaves a network alone that is made of its own layers only."""
+
+    def forward(self, images):
+        return super().forward(images.flatten(1))
+
+
 def test_a_first_step_compiles_anew(tmp_path, monkeypatch):
     """What an earlier compilation left on disk would make the time of a later one too small to compare."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     forget()
     torch._dynamo.utils.counters.clear()
-    TrainingStep(nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), SETTINGS, SETTINGS.runtime("compiled"))
+    TrainingStep(Small(192, 4), SETTINGS, SETTINGS.runtime("compiled"))
     assert torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"] > 0
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]  # neither read nor written

@@ -190,8 +190,6 @@ def test_what_is_known_is_of_tensors_as_they_lie():
 INTERPRETED = """
 import torch
 import kernel_errors
-from timestepper.errors import StepSizeError
-from timestepper.errors import StepSizeError
 from timestepper.kernels import ops
 assert ops.INTERPRETED
 torch.use_deterministic_algorithms(True)  # fills new memory with NaN, so an element that is not written shows

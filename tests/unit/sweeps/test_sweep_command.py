@@ -8,7 +8,8 @@ from tiny_sweep import SMALL, entries, remains, run_sweep
 from watching import wait_for
 
 from timestepper.cli.sweep import _without_record
-from timestepper.sweeps.one_gpu import widen_device_queue
+from timestepper.recipe.load import load
+from timestepper.runs.start import widen_device_queue
 
 SWEEP = ["sweep", "smoke/digits", *SMALL, "run.epochs=8", "--seeds", "0,1", "--checkpoint-seconds", "0", "--out", "."]
 
@@ -53,11 +54,21 @@ def test_mistakes_are_one_line(tmp_path, cli, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("jobs", "before", "after"), [(2, None, "8"), (20, None, "20"), (90, None, "32"), (20, "4", "4")]
+    ("other", "jobs", "before", "after"),
+    [
+        (["smoke/digits"], 2, None, "8"),
+        (["smoke/digits"], 20, None, "20"),
+        (["smoke/digits"], 90, None, "32"),
+        (["smoke/digits"], 20, "4", "4"),
+        (["smoke/folder"], 2, None, "32"),
+        (["smoke/folder", ["data.decode=cpu"]], 2, None, "8"),
+        (["smoke/folder"], 2, "4", "4"),
+    ],
 )
-def test_there_are_as_many_queues_as_runs_where_the_user_says_nothing(jobs, before, after, monkeypatch):
+def test_there_are_queues_for_runs_and_the_decoder_where_the_user_says_nothing(other, jobs, before, after, monkeypatch):
+    recipes = [load("smoke/digits"), load(*other)]
     monkeypatch.setattr(os, "environ", {} if before is None else {"CUDA_DEVICE_MAX_CONNECTIONS": before})
-    widen_device_queue(jobs)
+    widen_device_queue(recipes, jobs)
     assert os.environ == {"CUDA_DEVICE_MAX_CONNECTIONS": after}
 
 
