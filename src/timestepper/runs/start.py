@@ -44,8 +44,8 @@ def widen_device_queue(recipes: Sequence[Recipe], jobs: int = 1) -> None:
     that waits there, and a step and its images take turns. No more than needed: processes that share a GPU through MPS
     also share its queues. CUDA reads it once, when torch starts it.
     """
-    files = any(recipe.data.name == "folder" and recipe.data.decode != "cpu" for recipe in recipes)
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32" if files else str(min(max(8, jobs), 32)))
+    decoding = any(recipe.data.decode != "cpu" for recipe in recipes)
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32" if decoding else str(min(max(8, jobs), 32)))
 
 
 def _train(run: Run, folder: RunDirectory | None, signals: Signals, dist_timeout: float) -> int:

@@ -60,9 +60,10 @@ def test_mistakes_are_one_line(tmp_path, cli, monkeypatch):
         (["smoke/digits"], 20, None, "20"),
         (["smoke/digits"], 90, None, "32"),
         (["smoke/digits"], 20, "4", "4"),
-        (["smoke/folder"], 2, None, "32"),
-        (["smoke/folder", ["data.decode=cpu"]], 2, None, "8"),
-        (["smoke/folder"], 2, "4", "4"),
+        (["smoke/folder"], 2, None, "8"),
+        (["smoke/folder", ["data.decode=gpu"]], 2, None, "32"),
+        (["paper/imagenet"], 1, None, "32"),
+        (["paper/imagenet"], 1, "4", "4"),
     ],
 )
 def test_there_are_queues_for_runs_and_the_decoder_where_the_user_says_nothing(other, jobs, before, after, monkeypatch):
