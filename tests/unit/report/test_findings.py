@@ -7,9 +7,10 @@ import pytest
 
 from timestepper.cli.gather import solutions
 from timestepper.records import load_records
+from timestepper.records.subject import HALF_START, PLAIN
 from timestepper.report.claims import load_claims
 from timestepper.report.groups import group
-from timestepper.report.statistics import STATES
+from timestepper.report.statistics import STATES, difference, signed
 from timestepper.report.verdicts import headline, judge
 
 ROOT = Path(__file__).parents[3]
@@ -42,3 +43,21 @@ def test_every_interval_of_our_questions_is_the_measured_one(found):
     for verdict in found:
         if verdict.main and verdict.claim.ours:
             assert f"| {verdict.detail} |" in FINDINGS, verdict.statement.id
+
+
+def test_the_arm_with_warm_up_is_the_measured_one():
+    """It trains under another condition, so no statement compares it."""
+    arms = [
+        arm
+        for arm in group(load_records(ROOT / "results")[0])
+        if (arm.task.model, arm.task.epochs) == ("cifar/resnet56", 120)
+        and dict(arm.task.conditions)["runtime.precision"] == '"bf16"'
+    ]
+    warm = {arm.subject: arm for arm in arms if dict(arm.task.conditions)["schedule.warmup_epochs"] == "1.0"}[PLAIN]
+    cold = {arm.subject: arm for arm in arms if dict(arm.task.conditions)["schedule.warmup_epochs"] == "0.0"}
+    for subject in (PLAIN, HALF_START):
+        change = difference(warm.error, cold[subject].error)
+        assert f"| {signed(change.mean)} {change.bounds()} |" in FINDINGS
+    lstm = difference(next(arm for arm in cold.values() if arm.subject.label == "lstm").error, warm.error)
+    assert f"`lstm` minus warm-up is {signed(lstm.mean)} {lstm.bounds()}" in FINDINGS
+    assert -0.3 < lstm.interval(0.9)[0] < lstm.interval(0.9)[1] < 0.3  # equal, as the page says
