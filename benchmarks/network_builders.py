@@ -75,89 +75,45 @@ def example_of(net: nn.Module):
     return calls_of(net)[-1].kwargs
 
 
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+IDS = {"vocab_size": 99, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+TEXT = {**SHAPE, **IDS, "max_position_embeddings": 64}
+GROUPED = {**TEXT, "num_key_value_heads": 2, "head_dim": 8}
+IMAGE = {**SHAPE, "image_size": 32, "patch_size": 8}
+STAGES = {"hidden_sizes": [16, 32], "depths": [2, 2]}
+SWIN = {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
+SEGFORMER = {"num_encoder_blocks": 2, "num_attention_heads": [2, 4], "sr_ratios": [2, 1], "patch_sizes": [7, 3]}
+SEGFORMER |= {**STAGES, "strides": [4, 2], "mlp_ratios": [2, 2], "decoder_hidden_size": 16}
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, **IDS, "decoder_start_token_id": 0}
+IMAGES, MASKED, CAUSAL = "ForImageClassification", "ForMaskedLM", "ForCausalLM"
+TINY: dict[str, tuple[str, dict]] = {
+    "ResNet": (IMAGES, {**STAGES, "embedding_size": 8}),
+    "ViT": (IMAGES, IMAGE),
+    "DeiT": (IMAGES, IMAGE),
+    "Swin": (IMAGES, SWIN),
+    "ConvNext": (IMAGES, {**STAGES, "num_stages": 2, "image_size": 32}),
+    "Dinov2": (IMAGES, {**IMAGE, "mlp_ratio": 2}),
+    "CLIP": ("Model", {"text_config": {**TEXT}, "vision_config": IMAGE, "projection_dim": 16}),
+    "Segformer": (IMAGES, SEGFORMER),
+    "Bert": (MASKED, TEXT),
+    "Roberta": (MASKED, TEXT),
+    "T5": ("ForConditionalGeneration", T5),
+    "GPT2": ("LMHeadModel", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, **IDS}),
+    "OPT": (CAUSAL, {**TEXT, "ffn_dim": 64, "word_embed_proj_dim": 32}),
+    "Llama": (CAUSAL, GROUPED),
+    "Mistral": (CAUSAL, GROUPED),
+    "Qwen3": (CAUSAL, GROUPED),
+    "Gemma2": (CAUSAL, GROUPED),
+    "GPTNeoX": (CAUSAL, TEXT),
+    "Olmo2": (CAUSAL, {**TEXT, "num_key_value_heads": 2}),
+}
+"""Networks of transformers: what their class is called behind their name, and a tiny configuration."""
+
+
 def tiny(transformers, name: str) -> nn.Module:
-    """A network of transformers from a tiny configuration."""
-    text = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "vocab_size": 99,
-    }
-    causal = {**text, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    grouped = {**causal, "num_key_value_heads": 2, "head_dim": 8}
-    image = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "image_size": 32,
-        "patch_size": 8,
-    }
-    options = {
-        "ResNet": {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [2, 2]},
-        "ViT": image,
-        "DeiT": image,
-        "Swin": {
-            "image_size": 32,
-            "patch_size": 2,
-            "embed_dim": 16,
-            "depths": [2, 2],
-            "num_heads": [2, 4],
-            "window_size": 4,
-        },
-        "ConvNext": {"hidden_sizes": [16, 32], "depths": [2, 2], "num_stages": 2, "image_size": 32},
-        "Dinov2": {**image, "mlp_ratio": 2},
-        "CLIP": {"text_config": {**causal}, "vision_config": image, "projection_dim": 16},
-        "Segformer": {
-            "hidden_sizes": [16, 32],
-            "depths": [2, 2],
-            "num_encoder_blocks": 2,
-            "num_attention_heads": [2, 4],
-            "sr_ratios": [2, 1],
-            "patch_sizes": [7, 3],
-            "strides": [4, 2],
-            "mlp_ratios": [2, 2],
-            "decoder_hidden_size": 16,
-        },
-        "Bert": causal,
-        "Roberta": causal,
-        "T5": {
-            "d_model": 32,
-            "d_kv": 8,
-            "d_ff": 64,
-            "num_layers": 2,
-            "num_heads": 4,
-            "vocab_size": 99,
-            "decoder_start_token_id": 0,
-        },
-        "GPT2": {
-            "n_embd": 32,
-            "n_layer": 2,
-            "n_head": 4,
-            "vocab_size": 99,
-            "n_positions": 64,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        },
-        "OPT": {**causal, "ffn_dim": 64, "word_embed_proj_dim": 32},
-        "Llama": grouped,
-        "Mistral": grouped,
-        "Qwen3": grouped,
-        "Gemma2": grouped,
-        "GPTNeoX": causal,
-        "Olmo2": {**causal, "num_key_value_heads": 2},
-    }[name]
-    heads = {"ResNet": "ForImageClassification", "ViT": "ForImageClassification", "DeiT": "ForImageClassification"}
-    heads |= {
-        "Swin": "ForImageClassification",
-        "ConvNext": "ForImageClassification",
-        "Dinov2": "ForImageClassification",
-    }
-    heads |= {"CLIP": "Model", "Segformer": "ForImageClassification", "Bert": "ForMaskedLM", "Roberta": "ForMaskedLM"}
-    heads |= {"T5": "ForConditionalGeneration", "GPT2": "LMHeadModel"}
-    config = getattr(transformers, f"{name}Config")(**options)
-    return getattr(transformers, name + heads.get(name, "ForCausalLM"))(config)
+    """One of them."""
+    head, options = TINY[name]
+    return getattr(transformers, name + head)(getattr(transformers, f"{name}Config")(**options))
 
 
 def squares(output) -> Tensor:
