@@ -2,6 +2,7 @@
 
 import copy
 import math
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from timestepper.steps import Stepping, Steps, find_inside, find_steps
 
 Network = TypeVar("Network", bound=nn.Module)
 DESCRIPTORS = ("mean", "visible")  # how the controller is shown the weights; the paper's is the first
+_FREEZING = threading.Lock()  # while frozen_steps is entered and left; no forward waits for it
 
 
 def attach(
@@ -218,15 +220,18 @@ def frozen_steps(net: nn.Module) -> Iterator[nn.Module]:
     Raises:
         NotAttachedError: ``net`` has no controllers.
     """
-    found = find_steps(net)
-    before = found.frozen
+    found, own = find_steps(net), object()
     with torch.no_grad():
         found.links.refuse_changes(found.root)
-        found.frozen = found.givens(found.root)
+        givens = found.givens(found.root)
+    with _FREEZING:
+        found.frozen = found.freezing[own] = givens
     try:
         yield net
     finally:
-        found.frozen = before
+        with _FREEZING:  # several threads may leave in any order
+            del found.freezing[own]
+            found.frozen = next(reversed(found.freezing.values()), None)
 
 
 @torch.no_grad()

@@ -81,7 +81,11 @@ _NORMS = (
     "timm.layers.norm.LayerNorm2d",
     "timm.layers.norm.RmsNorm",
 )
-_ACTIVE_NORMS = ("timm.layers.norm_act.BatchNormAct2d", "timm.layers.norm_act.FrozenBatchNormAct2d")
+_ACTIVE_NORMS = (
+    "timm.layers.norm_act.BatchNormAct2d",
+    "timm.layers.norm_act.FrozenBatchNormAct2d",
+    "timm.layers.norm_act.SyncBatchNormAct",
+)
 _MATRICES = (
     "torch.nn.modules.conv.Conv1d",
     "torch.nn.modules.conv.Conv2d",
@@ -136,7 +140,8 @@ def is_norm(layer: nn.Module) -> bool:
 def replaces(layer: nn.Module, other: nn.Module) -> bool:
     """Whether one batch norm may have taken the place of another: synchronised or frozen, with the same channels."""
     ours, theirs = trained(layer, "weight"), trained(other, "weight")
-    norms = type_name(layer) in _BATCH_NORMS and type_name(other) in _BATCH_NORMS
+    kinds = {type_name(layer), type_name(other)}
+    norms = kinds <= set(_BATCH_NORMS) or (kinds <= set(_ACTIVE_NORMS) and absorbs(layer))
     return norms and ours is not None and theirs is not None and ours.shape == theirs.shape
 
 

@@ -21,7 +21,9 @@ def root_class(original: Any) -> Any:
     """Of a network whose every forward is a pass of its steps."""
 
     def forward(self, *args, **kwargs):
-        steps = self._timestepper
+        steps = self.__dict__.get(STEPS)
+        if steps is None:  # folded or detached, and called by what was put around it before: accelerate's autocast
+            return original.forward(self, *args, **kwargs)
         if not torch.compiler.is_compiling() and torch.fx._symbolic_trace.is_fx_symbolic_tracing():
             return original.forward(self, *args, **kwargs)  # each layer that is left whole runs by itself
         around = steps.around()

@@ -146,6 +146,8 @@ def remade(make: Callable[..., type[nn.Module]], *given: Any) -> nn.Module:
 @functools.cache
 def _stepped_class(original: Any, names: tuple[str, ...]) -> type[nn.Module]:
     def forward(self, *args, **kwargs):
+        if "_slot" not in self.__dict__:  # plain again, and called by what was put around it before: accelerate's hooks
+            return original.forward(self, *args, **kwargs)
         given = self._slot.here.cell.given
         if given is None:
             return _run_alone([self], original.forward, self, args, kwargs)

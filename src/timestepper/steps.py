@@ -42,6 +42,7 @@ class Steps(Controlled):
         stepping = replace(stepping, normed=any(map(reparam.is_norm, root.modules())))
         super().__init__(root, stepping)
         self.frozen: list[Given] | None = None
+        self.freezing: dict[object, list[Given]] = {}  # of every frozen_steps that holds
         self._here = _Here()
         sites = [site for stage in stepping.stages for site in stage.sites]
         by_site = [site.entries or reparam.entries(root, site.last, site.gate) for site in sites]
@@ -57,11 +58,17 @@ class Steps(Controlled):
         reference = self._weight(root, stepping.stages[0].sites[0].convs[0])
         controllers.to(device=reference.device, dtype=torch.promote_types(reference.dtype, torch.float32))
         controllers.train(root.training)
+        taken = self._taken(by_site)
+        for path in taken:
+            if "forward" in vars(root.get_submodule(path)):
+                raise WrappedModelError(
+                    f"{path} has a forward of its own (a hook of accelerate, a patch), which would run without its "
+                    "step size; attach first, and prepare, dispatch or patch the result"
+                )
         original: Any = type(root)
         own_class = root_class(original)  # which a class may forbid
         # From here on nothing can fail.
         self._insert(controllers)
-        taken = self._taken(by_site)
         self._takes = tuple((path, tuple(own.items())) for path, own in taken.items())
         for path, own in taken.items():
             make_stepped(root.get_submodule(path), own, self.alone)
@@ -109,7 +116,7 @@ class Steps(Controlled):
             make_plain(module)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "frozen": None}  # a copy made inside frozen_steps would never leave it
+        return {**vars(self), "frozen": None, "freezing": {}}  # a copy made inside frozen_steps would never leave it
 
     # -- passes --------------------------------------------------------------------------------------------------------
 

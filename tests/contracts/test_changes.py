@@ -43,6 +43,26 @@ def test_norms_that_timm_freezes_and_thaws_are_taken_in():
     assert type(timestepper.detach(net).layer1[0].bn2) is nn.BatchNorm2d
 
 
+@pytest.mark.parametrize("change", [timm.layers.freeze_batch_norm_2d, timm.layers.convert_sync_batchnorm])
+def test_norms_of_timm_that_hold_an_activation_are_taken_in(change):
+    torch.manual_seed(0)
+    net = timestepper.attach(timm.create_model("efficientnet_b0", num_classes=5)).eval()
+    expected = net(batch()[0])
+    change(net)
+    torch.testing.assert_close(net(batch()[0]), expected)
+    assert fits_its_fold(net)
+
+
+def test_a_layer_whose_forward_was_patched_before_attach_is_refused():
+    net = plain()
+    before = bits(net)
+    patched = net.layer1[0].bn2
+    patched.forward = lambda images: type(patched).forward(patched, images)
+    with pytest.raises(WrappedModelError, match=r"layer1\.0\.bn2 has a forward of its own"):
+        timestepper.attach(net)
+    assert same(bits(net), before)
+
+
 def test_a_norm_put_in_by_hand_is_taken_in():
     net = small()
     frozen = FrozenBatchNorm2d(8)
@@ -150,6 +170,15 @@ def test_a_last_layer_that_is_pruned_later_is_noticed():
         ):
             use()
     torch.nn.utils.prune.remove(net.layer1[0].bn2, "weight")
+    assert fits_its_fold(net)
+
+
+def test_a_convolution_that_the_controller_reads_and_that_is_pruned_later_is_noticed():
+    net = small()
+    torch.nn.utils.prune.random_unstructured(net.layer1[0].conv1, "weight", 0.5)
+    with pytest.raises(UnsupportedSiteError, match=r"layer1\.0\.conv1\.weight is computed by a hook since"):
+        net(batch()[0])
+    torch.nn.utils.prune.remove(net.layer1[0].conv1, "weight")
     assert fits_its_fold(net)
 
 

@@ -105,6 +105,19 @@ def test_a_network_trains_after_frozen_steps_as_if_nothing_had_been():
     assert same(gradients(net), expected)
 
 
+def test_two_that_overlap_may_be_left_in_any_order():
+    net, expected = small(), gradients(small())
+    first, second = timestepper.frozen_steps(net), timestepper.frozen_steps(net)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    net(batch()[0]).sum().backward()
+    assert all(parameter.grad is None for parameter in timestepper.controller_parameters(net))  # still frozen
+    second.__exit__(None, None, None)
+    net.load_state_dict(small().state_dict())  # that forward moved its running statistics
+    assert same(gradients(net), expected)
+
+
 def test_frozen_steps_of_a_plain_network_are_refused():
     with pytest.raises(NotAttachedError, match="CifarResNet has no controllers"), timestepper.frozen_steps(plain()):
         pass

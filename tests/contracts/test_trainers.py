@@ -3,6 +3,7 @@
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.hooks import ModelHook, add_hook_to_module
 from accelerate.state import AcceleratorState
 from loops import Pictures, Task, fit
 from pytorch_lightning.callbacks import ModelCheckpoint, WeightAveraging
@@ -138,6 +139,21 @@ def test_accelerate_in_mixed_precision_keeps_step_sizes_in_float32():
         expected = timestepper.fold(small().eval())(batch()[0])
     assert torch.equal(logits, expected.float())
     assert all(dt.dtype == torch.float32 for dt in timestepper.step_sizes(net).values())
+
+
+@pytest.mark.usefixtures("_accelerate_afresh")
+def test_what_accelerate_put_around_a_forward_does_no_harm_after_fold_and_detach():
+    """For mixed precision it leaves a forward on the network, and its hooks leave one on every layer."""
+    images = batch()[0]
+    net = Accelerator(cpu=True, mixed_precision="bf16").prepare(small().eval())
+    logits = net(images)
+    assert torch.equal(timestepper.fold(net)(images), logits)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = timestepper.detach(small().eval())(images).float()
+    assert torch.equal(timestepper.detach(net)(images), expected)
+    hooked = small().eval()
+    add_hook_to_module(hooked.layer1[0].bn2, ModelHook())
+    assert torch.equal(timestepper.fold(hooked)(images), small().eval()(images))
 
 
 class TestLightning:
