@@ -1,13 +1,22 @@
 """Callbacks, ``save_pretrained``, groups of parameters, controllers for another depth: small things around a loop."""
 
 import logging
+import subprocess
+import sys
 
 import pytest
 import torch
 from loops import Pictures, Task, fit
 from torch.nn import functional as F
 from training import batch, bits, plain, same, train
-from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
+from transformers import (
+    PretrainedConfig,
+    PreTrainedModel,
+    ResNetConfig,
+    ResNetForImageClassification,
+    Trainer,
+    TrainingArguments,
+)
 
 import timestepper
 from timestepper.errors import CheckpointError, MismatchError, NotAttachedError
@@ -86,6 +95,20 @@ def test_a_folder_without_controllers_is_named(tmp_path):
     ForImages(Config()).save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match=r"holds no timestepper\.safetensors; ForImages\.from_pretrained loads a"):
         timestepper.from_pretrained(ForImages, tmp_path)
+
+
+def test_a_pickled_network_saves_itself_folded_in_a_process_that_imports_nothing_of_ours(tmp_path):
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[2, 2], layer_type="basic")
+    net = timestepper.attach(ResNetForImageClassification(config)).eval()
+    torch.save(net, tmp_path / "net.pt")
+    program = "import sys, torch; torch.load(sys.argv[1], weights_only=False).save_pretrained(sys.argv[2])"
+    subprocess.run([sys.executable, "-c", program, tmp_path / "net.pt", tmp_path / "saved"], check=True)
+    images, _ = batch(pixels=8)
+    for loaded in (
+        ResNetForImageClassification.from_pretrained(tmp_path / "saved"),
+        timestepper.from_pretrained(ResNetForImageClassification, tmp_path / "saved"),
+    ):
+        assert torch.equal(loaded.eval()(images).logits, net(images).logits)
 
 
 def test_after_detach_saving_is_the_network_s_own(net, tmp_path):
