@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from loops import Pictures, Task, fit
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.nn import functional as F
 from training import batch, bits, plain, same, train
 from transformers import (
@@ -131,6 +132,25 @@ def test_the_callback_of_transformers_logs_and_folds(net, tmp_path):
     folded = timestepper.load_folded(ForImages(Config()), tmp_path / "folded" / "folded.safetensors").eval()
     images, _ = batch(pixels=8)
     assert torch.equal(folded(images)["logits"], net.eval()(images)["logits"])
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["given to the trainer", "added later"])
+def test_the_callback_of_transformers_reaches_tensorboard(net, tmp_path, monkeypatch, later):
+    """Whose callback the trainer puts before its user's."""
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    arguments = TrainingArguments(
+        tmp_path, max_steps=1, logging_steps=1, save_strategy="no", report_to=["tensorboard"], use_cpu=True
+    )
+    trainer = Trainer(net, arguments, train_dataset=Pictures(), callbacks=None if later else [transformers.StepSizes()])
+    if later:
+        trainer.add_callback(transformers.StepSizes())
+    before = trainer.callback_handler.callback_list.split()
+    trainer.train()
+    board = EventAccumulator(str(tmp_path / "board")).Reload()
+    assert board.Scalars("train/step_size/body.layer1")[0].value == pytest.approx(
+        trainer.state.log_history[0]["step_size/body.layer1"]
+    )
+    assert sorted(before) == sorted(trainer.callback_handler.callback_list.split())
 
 
 def test_the_callback_of_lightning_logs_and_folds(tmp_path):
