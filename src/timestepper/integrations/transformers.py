@@ -45,8 +45,10 @@ class StepSizes(TrainerCallback):
         The list of all is with the handler that calls this one. No event is given it, so it is looked for there.
         """
         frame: FrameType | None = sys._getframe()
-        while frame is not None and not isinstance(handler := frame.f_locals.get("self"), CallbackHandler):
+        while frame is not None:
+            handler = frame.f_locals.get("self")
+            if isinstance(handler, CallbackHandler):
+                handler.callbacks.remove(self)
+                handler.callbacks.insert(0, self)  # those behind stay in their places: the handler's loop goes on
+                return
             frame = frame.f_back
-        if frame is not None:
-            handler.callbacks.remove(self)
-            handler.callbacks.insert(0, self)  # those behind stay where they are, so that the handler's loop goes on
