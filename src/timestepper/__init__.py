@@ -65,8 +65,7 @@ def __getattr__(name: str):
         raise AttributeError(f"module 'timestepper' has no attribute {name!r}")
     if name in ("adapters", "controllers"):
         return importlib.import_module(f"timestepper.{name}")
-    # All of them, whatever is asked for: attached networks save themselves in a way that the last one knows.
-    homes = [importlib.import_module(f"timestepper.{home}") for home in _HOMES]
+    homes = (importlib.import_module(f"timestepper.{home}") for home in _HOMES)
     return next(getattr(home, name) for home in homes if hasattr(home, name))
 
 

@@ -1,6 +1,7 @@
 """The network itself, while it is attached: a subclass of its own class whose every forward is a pass of its steps."""
 
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,9 @@ STEPS = "_timestepper"  # where a network keeps its Steps; no child, no paramete
 @functools.cache
 def root_class(original: Any) -> Any:
     """Of a network whose every forward is a pass of its steps."""
+    # Fills root_methods, also for a pickle in a fresh process, which names no other module of ours than this one. No
+    # import statement, because that module is built on this one.
+    importlib.import_module("timestepper.integrations.pretrained")
 
     def forward(self, *args, **kwargs):
         steps = self.__dict__.get(STEPS)

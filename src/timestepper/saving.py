@@ -8,7 +8,7 @@ safetensors itself does not notice a flipped bit.
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -50,6 +50,8 @@ class _Description:
     stages: tuple[_Stage, ...]
     start: str | float = "paper"
     chosen: bool = False
+    folded: bool = False
+    weights: dict[str, str] = field(default_factory=dict)  # sha256 of the files that they belong to, by name
 
 
 def save_controllers(net: nn.Module, path: str | Path) -> Path:
@@ -66,10 +68,14 @@ def save_controllers(net: nn.Module, path: str | Path) -> Path:
         NotAttachedError: ``net`` has no controllers.
         CheckpointError: the path is that of the JSON file, or names no file.
     """
+    return write_controllers(net, Path(path))
+
+
+def write_controllers(net: nn.Module, path: Path, **more: Any) -> Path:
+    """``save_controllers`` with more fields in the JSON."""
     found = find_steps(net)
-    path = Path(path)
     beside = _beside(path)
-    description = {"format": FORMAT, "model": type(found.root).__name__, **_description(found)}
+    description = {"format": FORMAT, "model": type(found.root).__name__, **_description(found), **more}
     write_tensors(found.controllers.state_dict(), path)
     write_atomic(beside, (json.dumps(with_checksum(description), indent=2) + "\n").encode())
     return path
@@ -101,7 +107,7 @@ def load_controllers(
         MismatchError: they were made for another network. It is left as it was.
     """
     path = Path(path)
-    description = _read_description(_beside(path))
+    description = read_description(path)
     tensors = read_tensors(path)
     options = {name: description[name] for name in ("start", *_OPTIONS) if name in description}
     if sites is None and exclude is None and description.get("chosen"):
@@ -274,8 +280,9 @@ def _beside(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
-def _read_description(path: Path) -> dict:
-    """What to attach where. Only its form is checked here; whether it fits a network, the network shows."""
+def read_description(path: Path) -> dict:
+    """What to attach where, from beside the controllers. Its form is checked; whether it fits, the network shows."""
+    path = _beside(path)
     source = Source(path, CheckpointError, "save the controllers again")
     content = validate.read(path, source)
     found = content.get("format", FORMAT) if isinstance(content, dict) else FORMAT

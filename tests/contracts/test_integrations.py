@@ -1,96 +1,22 @@
-"""Callbacks, ``save_pretrained``, groups of parameters, controllers for another depth: small things around a loop."""
-
-import logging
+"""Callbacks, groups of parameters, controllers for another depth: small things around a loop."""
 
 import pytest
 import torch
+from for_images import Config, ForImages, trained_for_images
 from loops import Pictures, Task, fit
-from torch.nn import functional as F
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training import batch, bits, plain, same, train
-from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 import timestepper
-from timestepper.errors import CheckpointError, MismatchError, NotAttachedError
+from timestepper.errors import MismatchError, NotAttachedError
 from timestepper.integrations import lightning, transformers
 from timestepper.models import CifarResNet
 
 
-class Config(PretrainedConfig):
-    model_type = "small-images"
-
-
-class ForImages(PreTrainedModel):
-    """A network of transformers' kind around blocks that timestepper knows."""
-
-    config_class = Config
-    main_input_name = "pixel_values"
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.body = CifarResNet(8, num_classes=5, width=8)
-        self.post_init()
-
-    def forward(self, pixel_values, labels=None):
-        logits = self.body(pixel_values)
-        return {"logits": logits} if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
-
-
 @pytest.fixture
 def net():
-    torch.manual_seed(0)
-    net = timestepper.attach(ForImages(Config()))
-    optimiser = torch.optim.SGD(net.parameters(), lr=0.5)
-    images, labels = batch(pixels=8)
-    for _ in range(3):
-        optimiser.zero_grad()
-        net(images, labels)["loss"].backward()
-        optimiser.step()
-    return net.eval()
-
-
-# -- save_pretrained ---------------------------------------------------------------------------------------------------
-
-
-def test_what_is_saved_loads_as_the_plain_network_and_as_the_attached_one(net, tmp_path):
-    images, _ = batch(pixels=8)
-    net.save_pretrained(tmp_path)
-    folded = ForImages.from_pretrained(tmp_path).eval()
-    assert not timestepper.is_attached(folded)
-    assert torch.equal(folded(images)["logits"], net(images)["logits"])
-    again = timestepper.from_pretrained(ForImages, tmp_path).eval()
-    assert same(bits(again), bits(net))
-    assert torch.equal(again(images)["logits"], net(images)["logits"])
-
-
-def test_checkpoints_of_a_trainer_stay_unfolded_and_go_on(net, tmp_path):
-    arguments = TrainingArguments(
-        tmp_path / "run", per_device_train_batch_size=4, max_steps=2, save_steps=1, report_to=[], use_cpu=True
-    )
-    Trainer(net, arguments, train_dataset=Pictures()).train()
-    loaded = timestepper.from_pretrained(ForImages, tmp_path / "run" / "checkpoint-2")
-    assert same(bits(loaded), bits(net))
-    fresh = timestepper.attach(ForImages(Config()))
-    Trainer(fresh, arguments, train_dataset=Pictures()).train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-1"))
-    assert same(bits(fresh), bits(net))
-
-
-def test_a_plain_load_of_unfolded_weights_is_told_of(net, tmp_path, caplog):
-    net.save_pretrained(tmp_path, state_dict=net.state_dict())
-    logger = logging.getLogger("transformers")
-    logger.propagate = True
-    ForImages.from_pretrained(tmp_path)
-    assert "controllers" in caplog.text
-
-
-def test_a_folder_without_controllers_is_named(tmp_path):
-    ForImages(Config()).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match=r"holds no timestepper\.safetensors; ForImages\.from_pretrained loads a"):
-        timestepper.from_pretrained(ForImages, tmp_path)
-
-
-def test_after_detach_saving_is_the_network_s_own(net, tmp_path):
-    timestepper.detach(net).save_pretrained(tmp_path)
-    assert not list(tmp_path.glob("timestepper*"))
+    return trained_for_images()
 
 
 # -- callbacks ---------------------------------------------------------------------------------------------------------
@@ -108,6 +34,25 @@ def test_the_callback_of_transformers_logs_and_folds(net, tmp_path):
     folded = timestepper.load_folded(ForImages(Config()), tmp_path / "folded" / "folded.safetensors").eval()
     images, _ = batch(pixels=8)
     assert torch.equal(folded(images)["logits"], net.eval()(images)["logits"])
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["given to the trainer", "added later"])
+def test_the_callback_of_transformers_reaches_tensorboard(net, tmp_path, monkeypatch, later):
+    """Whose callback the trainer puts before its user's."""
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    arguments = TrainingArguments(
+        tmp_path, max_steps=1, logging_steps=1, save_strategy="no", report_to=["tensorboard"], use_cpu=True
+    )
+    trainer = Trainer(net, arguments, train_dataset=Pictures(), callbacks=None if later else [transformers.StepSizes()])
+    if later:
+        trainer.add_callback(transformers.StepSizes())
+    before = trainer.callback_handler.callback_list.split()
+    trainer.train()
+    board = EventAccumulator(str(tmp_path / "board")).Reload()
+    assert board.Scalars("train/step_size/body.layer1")[0].value == pytest.approx(
+        trainer.state.log_history[0]["step_size/body.layer1"]
+    )
+    assert sorted(before) == sorted(trainer.callback_handler.callback_list.split())
 
 
 def test_the_callback_of_lightning_logs_and_folds(tmp_path):

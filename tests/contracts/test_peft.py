@@ -79,6 +79,23 @@ def test_controllers_and_lora_train_together():
     assert any("lora_B" in name and gradient.any() for name, gradient in found.items())
 
 
+def test_controllers_that_are_saved_beside_the_adapters_come_back(tmp_path):
+    """PEFT itself saves its adapters alone."""
+    net = small()
+    base = timestepper.detach(small())
+    adapted = peft.get_peft_model(net, INSIDE)
+    net.controllers.requires_grad_(True)
+    for part in net.modules():
+        if isinstance(part, torch.nn.BatchNorm2d):
+            part.momentum = 0.0  # statistics are none of PEFT's
+    trained(adapted).eval()
+    adapted.save_pretrained(tmp_path)
+    timestepper.save_controllers(net, tmp_path / "steps.safetensors")
+    timestepper.load_controllers(base, tmp_path / "steps.safetensors")
+    again = peft.PeftModel.from_pretrained(base, tmp_path).eval()
+    assert torch.equal(again(batch()[0]), adapted(batch()[0]))
+
+
 def test_on_the_layer_that_takes_the_step_size_it_is_refused_by_name():
     """DenseNet's branches end in a convolution."""
     config = peft.LoraConfig(r=2, target_modules=r"block1\.0\.conv")

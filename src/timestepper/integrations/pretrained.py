@@ -6,6 +6,8 @@ Who hands a state dict to ``save_pretrained``, as a trainer does for its checkpo
 """
 
 import functools
+import hashlib
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,26 +19,41 @@ from timestepper.api import find_steps, fold
 from timestepper.errors import CheckpointError
 from timestepper.reparam import trained
 from timestepper.root import root_methods
-from timestepper.saving import load_controllers, read_tensors, save_controllers, write_tensors
+from timestepper.saving import load_controllers, read_description, read_tensors, write_controllers, write_tensors
 
 CONTROLLERS = "timestepper.safetensors"
 TRAINED = "timestepper.trained.safetensors"
 
 
 def _save_pretrained(original: Any) -> Callable:
+    signature = inspect.signature(original.save_pretrained)
+
     @functools.wraps(original.save_pretrained)
     def save_pretrained(self, save_directory, *args, **kwargs):
+        signature.bind(self, save_directory, *args, **kwargs)  # which refuses what the original would
+        options = dict(zip(list(signature.parameters)[2:], args, strict=False)) | kwargs
+        if not options.get("is_main_process", True):
+            return original.save_pretrained(self, save_directory, **options)  # takes part, and writes nothing
         folder = Path(save_directory)
+        push = options.pop("push_to_hub", False)
+        folded = "state_dict" not in options  # a trainer names it even where it is None
+        if push and (not folded or options.get("variant") is not None):
+            raise CheckpointError(
+                f"{folder}: push_to_hub=True takes neither state_dict nor variant; leave it out and upload the folder"
+            )
         folder.mkdir(parents=True, exist_ok=True)
-        if "state_dict" in kwargs:
-            (folder / TRAINED).unlink(missing_ok=True)  # these weights are the trained ones
-            found = original.save_pretrained(self, save_directory, *args, **kwargs)
-        else:
-            plain: Any = fold(self)
-            found = plain.save_pretrained(save_directory, *args, **kwargs)
+        saved = original.save_pretrained(fold(self) if folded else self, save_directory, **options)
+        if folded:
             write_tensors(_entered(self), folder / TRAINED)
-        save_controllers(self, folder / CONTROLLERS)
-        return found
+        else:
+            (folder / TRAINED).unlink(missing_ok=True)  # these weights are the trained ones
+        write_controllers(self, folder / CONTROLLERS, folded=folded, weights=_sums(folder))
+        if not push:
+            return saved
+        # Only now, because the original would upload before the controllers are there. This saves once more, elsewhere.
+        options["repo_id"] = options.get("repo_id") or folder.name
+        taken = inspect.signature(original.push_to_hub).parameters
+        return self.push_to_hub(**{name: value for name, value in options.items() if name in taken})
 
     return save_pretrained
 
@@ -44,20 +61,22 @@ def _save_pretrained(original: Any) -> Callable:
 root_methods["save_pretrained"] = _save_pretrained
 
 
-def from_pretrained(kind: Any, folder: str | Path, **options: Any) -> nn.Module:
+def from_pretrained(kind: Any, folder: str | Path, *, example: Any = None, **options: Any) -> nn.Module:
     """The attached network that ``net.save_pretrained(folder)`` wrote, or a trainer of it as a checkpoint.
 
     Args:
         kind: a class with ``from_pretrained``, such as ``transformers.ResNetForImageClassification``. By itself its
             ``from_pretrained`` gives the plain network; of a trainer's checkpoint, one without its step sizes.
         folder: a folder on this machine.
+        example: as in ``attach``.
         options: go to ``kind.from_pretrained``.
 
     Returns:
         The network with its controllers, its weights as they were trained.
 
     Raises:
-        CheckpointError: the folder holds no controllers, or they are damaged.
+        CheckpointError: the folder holds no controllers, or they are damaged; a file is missing; the weights are not
+            those that the controllers were saved with.
         MismatchError: they belong to another network.
     """
     folder = Path(folder)
@@ -65,8 +84,9 @@ def from_pretrained(kind: Any, folder: str | Path, **options: Any) -> nn.Module:
         raise CheckpointError(
             f"{folder}: holds no {CONTROLLERS}; {getattr(kind, '__name__', kind)}.from_pretrained loads a plain network"
         )
-    net = load_controllers(kind.from_pretrained(folder, **options), folder / CONTROLLERS)
-    if (folder / TRAINED).exists():
+    folded = _is_folded(folder)
+    net = load_controllers(kind.from_pretrained(folder, **options), folder / CONTROLLERS, example=example)
+    if folded:
         with torch.no_grad():
             saved = read_tensors(folder / TRAINED)
             entered = _entered(net)
@@ -87,3 +107,31 @@ def _entered(net: nn.Module) -> dict[str, torch.Tensor]:
     split = {name: name.rpartition(".") for name in names}
     found = {name: trained(root.get_submodule(layer), own) for name, (layer, _, own) in split.items()}
     return {name: tensor.detach() for name, tensor in found.items() if tensor is not None}
+
+
+def _sums(folder: Path) -> dict[str, str]:
+    """The sha256 of every file of weights, by its name."""
+    found = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        if path.is_file() and path.name not in (CONTROLLERS, TRAINED):
+            with path.open("rb") as file:  # not read as a whole: it may be larger than the memory
+                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def _is_folded(folder: Path) -> bool:
+    """Whether the weights in a folder are folded. They must be those that its controllers were saved with."""
+    description = read_description(folder / CONTROLLERS)
+    sums = _sums(folder)
+    for name, expected in description.get("weights", {}).items():  # older ones have none
+        if sums.get(name) != expected:
+            raise CheckpointError(
+                f"{folder / name}: is missing or not what {CONTROLLERS} was saved with; save the attached network "
+                f"again, or, if a plain one was saved over it, delete {CONTROLLERS}"
+            )
+    folded = description.get("folded", (folder / TRAINED).exists())
+    if folded and not (folder / TRAINED).exists():
+        raise CheckpointError(
+            f"{folder / TRAINED}: is missing, and the weights beside it are folded; copy all files, or save again"
+        )
+    return folded

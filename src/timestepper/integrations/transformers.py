@@ -1,14 +1,19 @@
 """A callback for transformers: ``Trainer(model, args, callbacks=[StepSizes(fold_to="folder")])``."""
 
+import sys
 from pathlib import Path
+from types import FrameType
 
 from transformers import TrainerCallback
+from transformers.trainer_callback import CallbackHandler
 
 from timestepper.integrations.watching import attached_parts, scalars, write_folded
 
 
 class StepSizes(TrainerCallback):
     """Puts mean step sizes and evolution time of every stage into every log; writes folded weights at the end.
+
+    The logs go to TensorBoard, W&B and whatever else the trainer reports to.
 
     Args:
         fold_to: a folder for the folded weights; None writes none.
@@ -17,15 +22,33 @@ class StepSizes(TrainerCallback):
     def __init__(self, fold_to: str | Path | None = None):
         self.fold_to = fold_to
 
+    def on_init_end(self, args, state, control, **kwargs) -> None:
+        self._go_first()
+
     def on_train_begin(self, args, state, control, model=None, **kwargs) -> None:
         attached_parts(model)  # which says what is missing before anything is trained
+        self._go_first()  # who was added after the trainer was made has seen no on_init_end
 
     def on_log(self, args, state, control, model=None, logs=None, **kwargs) -> None:
         found = scalars(model)
         state.log_history[-1].update(found)
         if logs is not None:
-            logs.update(found)  # for the callbacks behind this one
+            logs.update(found)  # for the callbacks behind this one, which are all others
 
     def on_train_end(self, args, state, control, model=None, **kwargs) -> None:
         if self.fold_to is not None and state.is_world_process_zero:
             write_folded(model, self.fold_to)
+
+    def _go_first(self) -> None:
+        """Before the callbacks that report, behind which a trainer puts those of its user.
+
+        The list of all is with the handler that calls this one. No event is given it, so it is looked for there.
+        """
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            handler = frame.f_locals.get("self")
+            if isinstance(handler, CallbackHandler):
+                handler.callbacks.remove(self)
+                handler.callbacks.insert(0, self)  # those behind stay in their places: the handler's loop goes on
+                return
+            frame = frame.f_back
