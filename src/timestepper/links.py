@@ -130,9 +130,10 @@ class Links:
         was, which = (
             ("wrapped in", "hides its layers") if around else ("replaced by", "would run without its step size")
         )
+        done = "removed since attach" if new is None else f"{was} {type(new).__name__} since attach, which {which}"
         raise MismatchError(
-            f"{link.path} was {was} {type(new).__name__} since attach, which {which}; call timestepper.detach(net) "
-            "first and attach afterwards, or change timestepper.fold(net)"
+            f"{link.path} was {done}; call timestepper.detach(net) first and attach afterwards, or change "
+            "timestepper.fold(net)"
         )
 
     def _describe_by(self, home: _Link) -> None:

@@ -103,7 +103,7 @@ def test_a_block_replaced_after_attach_is_named():
 def test_a_block_that_is_deleted_after_attach_is_named():
     net = small()
     del net.layer3[0]
-    with pytest.raises(MismatchError, match=r"layer3\.0 was replaced by NoneType since attach"):
+    with pytest.raises(MismatchError, match=r"layer3\.0 was removed since attach"):
         net(batch()[0])
 
 
