@@ -153,6 +153,11 @@ class Links:
             home.child = new
 
 
+def in_shards(net: nn.Module) -> bool:
+    """Whether ``fully_shard`` was called on a network or a part of it, which then cannot be copied."""
+    return any(base.__name__ == "FSDPModule" for part in net.modules() for base in type(part).__mro__)
+
+
 def refuse_wrapped(model: nn.Module) -> None:
     """Before attach: a network that is compiled, wrapped, or attached already."""
     if not isinstance(model, nn.Module):
