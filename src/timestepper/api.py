@@ -1,7 +1,6 @@
 """Attach, fold, detach and look inside: the method on a whole network."""
 
 import copy
-import math
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from timestepper import equations
 from timestepper.controllers import Controller, ControllerSpec, parse
+from timestepper.controllers.base import is_float32
 from timestepper.errors import (
     MismatchError,
     NonFiniteError,
@@ -22,7 +22,7 @@ from timestepper.errors import (
     UnknownNameError,
     WrappedModelError,
 )
-from timestepper.links import refuse_wrapped
+from timestepper.links import in_shards, refuse_wrapped
 from timestepper.sites import Discovery, Stage, find, reduced, search
 from timestepper.stepped import is_stepped
 from timestepper.steps import Stepping, Steps, find_inside, find_steps
@@ -101,8 +101,8 @@ def _start(start: str | float, controller: ControllerSpec) -> float | None:
         raise StepSizeError(f"{controller} has a start of its own; leave start= out")
     if start == "identity":
         return 1.0
-    if isinstance(start, bool) or not isinstance(start, Real) or not (math.isfinite(start) and start > 0):
-        raise StepSizeError(f"start must be paper, identity or a positive number, not {start!r}")
+    if isinstance(start, bool) or not isinstance(start, Real) or not (is_float32(start) and start > 0):
+        raise StepSizeError(f"start must be paper, identity or a positive number of float32, not {start!r}")
     return float(start)
 
 
@@ -162,7 +162,7 @@ def fold(net: nn.Module) -> nn.Module:
     """
     found = find_steps(net)
     found.links.refuse_changes(found.root)
-    if any(base.__name__ == "FSDPModule" for part in found.root.modules() for base in type(part).__mro__):
+    if in_shards(found.root):
         raise WrappedModelError(
             f"{type(found.root).__name__} is sharded; load its full state dict into an attached network that is not, "
             "and fold that one"
@@ -239,7 +239,7 @@ def step_sizes(net: nn.Module) -> dict[str, Tensor]:
     """Step sizes of an attached network.
 
     Args:
-        net: an attached network, also inside DDP, AveragedModel or torch.compile.
+        net: an attached network, also inside DDP, AveragedModel or torch.compile; under FSDP2 every rank has to call.
 
     Returns:
         By stage, each (depth, channels).

@@ -163,7 +163,7 @@ class Controlled:
                     described = in_one(map(equations.visible_descriptor, rows))
                 return kernels.step_sizes(described, controllers, of)
         pairs = zip(reads, controllers, strict=True)
-        return in_one(controller(self.descriptors(root, read, controller)) for read, controller in pairs)
+        return in_one(called(controller, self.descriptors(root, read, controller)) for read, controller in pairs)
 
     def descriptors(self, root: nn.Module, read: Read, controller: Controller) -> Tensor:
         """What describes a stage, (L, D) in float32 or better; empty where the controller reads no weights."""
@@ -228,8 +228,16 @@ def is_sharded(tensor: Tensor) -> bool:
     return type(tensor).__name__ == "DTensor"
 
 
+def called(controller: Controller, described: Tensor) -> Tensor:
+    """Its step sizes. Outside of a forward of the network FSDP leaves it in shards, which every rank has to gather."""
+    if not torch.compiler.is_compiling() and any(map(is_sharded, controller.parameters())):
+        whole = {name: _gathered(parameter) for name, parameter in controller.named_parameters()}
+        return torch.func.functional_call(controller, whole, (described,))
+    return controller(described)
+
+
 def _gathered(described: Tensor) -> Tensor:
-    """The whole of a descriptor whose weight is sharded; every rank adds its part to its gradient."""
+    """The whole of a descriptor or parameter that is sharded; every rank adds its part to its gradient."""
     if not is_sharded(described):
         return described
     from torch.distributed.tensor import Partial

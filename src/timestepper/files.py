@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 from typing import IO, Any
 
-from timestepper.errors import DiskFullError, RunDirectoryError, TimestepperError
+from timestepper.errors import CheckpointError, DiskFullError, RunDirectoryError, TimestepperError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _HINTS = {
@@ -58,6 +58,14 @@ def check_readable(path: Path) -> None:
     """Refuse a device or a pipe: it may never end, and whoever waits for it hears no signal."""
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise OSError(errno.EINVAL, "it is a device or a pipe")
+
+
+def as_path(path: str | os.PathLike) -> Path:
+    """Of a file that a user names."""
+    try:
+        return Path(path)
+    except TypeError:
+        raise CheckpointError(f"the path of a .safetensors file is needed, not {path!r}") from None
 
 
 def read_file(path: Path) -> bytes:

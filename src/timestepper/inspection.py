@@ -1,6 +1,7 @@
 """What is attached to what: stages, sites, parameters and multiply-adds of a network, as plain data."""
 
 import copy
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from operator import attrgetter
@@ -10,8 +11,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from timestepper.api import detach, find_steps, is_attached, step_sizes
+from timestepper.controlled import called
 from timestepper.equations import evolution_time
 from timestepper.errors import MismatchError, UnknownNameError, first_line
+from timestepper.links import in_shards
 from timestepper.sites import skipped_blocks
 from timestepper.sites.twin import without_hooks
 from timestepper.steps import Steps
@@ -70,9 +73,21 @@ class Summary:
 
 
 def summary(net: nn.Module, input_size: tuple[int, int, int] = (3, 224, 224)) -> Summary:
-    """Look inside an attached network. ``input_size`` (channels, height, width) is for the multiply-adds.
+    """Look inside an attached network: its stages and sites, step sizes, parameters and multiply-adds.
 
-    On the meta device everything is counted as elsewhere, and the step sizes are NaN.
+    On the meta device everything is counted as elsewhere, and the step sizes are NaN. Under FSDP2 every rank has to
+    call, and the multiply-adds of the network are NaN, because they are counted on a copy.
+
+    Args:
+        net: an attached network, also inside DDP, AveragedModel or torch.compile.
+        input_size: (channels, height, width) of one image, for the multiply-adds.
+
+    Returns:
+        A table: ``print`` it, or take its fields.
+
+    Raises:
+        NotAttachedError: ``net`` has no controllers.
+        MismatchError: the network does not run on an image of that size.
     """
     found = find_steps(net)
     train, controllers = count_parameters(found.root), count_parameters(found.controllers)
@@ -85,17 +100,26 @@ def summary(net: nn.Module, input_size: tuple[int, int, int] = (3, 224, 224)) ->
         parameters_train=train,
         parameters_with_steps=train - controllers + kept,
         parameters_folded=train - controllers,
-        gflops=multiply_adds(found.root, input_size) / 1e9,
+        gflops=math.nan if in_shards(found.root) else multiply_adds(found.root, input_size) / 1e9,
         gflops_controller=controller_multiply_adds(found) / 1e9,
     )
 
 
 @torch.no_grad()
 def descriptor_influence(net: nn.Module, shown: str = "zeros") -> dict[str, float]:
-    """By stage, how far any step size moves when the controller is shown something else than the weights.
+    """How far any step size moves when the controller is shown something else than the weights.
 
-    ``zeros``: near zero, the controller does not read the weights; its step sizes are constants that it has learned.
-    ``mean``, for every block the mean of its stage: near zero, the controller does not tell the blocks apart.
+    Args:
+        net: an attached network, also inside DDP, AveragedModel or torch.compile; under FSDP2 every rank has to call.
+        shown: ``zeros``: near zero, the controller does not read the weights; its step sizes are constants that it has
+            learned. ``mean``, for every block the mean of its stage: near zero, it does not tell the blocks apart.
+
+    Returns:
+        By stage, the largest change of a step size.
+
+    Raises:
+        NotAttachedError: ``net`` has no controllers.
+        UnknownNameError: of another word than these two.
     """
     replacement = {"zeros": torch.zeros_like, "mean": lambda rows: rows.mean(0, keepdim=True).expand_as(rows)}
     if shown not in replacement:
@@ -105,8 +129,8 @@ def descriptor_influence(net: nn.Module, shown: str = "zeros") -> dict[str, floa
     with found.no_autocast(found.root):  # as step_sizes are computed: in float32 or better
         for (stage, controller), read in zip(found.controlled(), found.reads, strict=True):
             described = found.descriptors(found.root, read, controller)
-            other = controller(replacement[shown](described))
-            moved[stage.name] = _known((controller(described) - other).abs().max()).item()
+            other = called(controller, replacement[shown](described))
+            moved[stage.name] = _known((called(controller, described) - other).abs().max()).item()
     return moved
 
 
@@ -117,7 +141,7 @@ def count_parameters(model: nn.Module) -> int:
 def multiply_adds(model: nn.Module, input_size: tuple[int, int, int]) -> int:
     """Multiply-adds of convolutions and matrix products for one image, counted on shapes alone."""
     try:
-        shadow = copy.deepcopy(model, without_hooks(model)).to("meta").eval()
+        shadow = copy.deepcopy(model, without_hooks(model)).to("meta").float().eval()  # as the image is
         shadow = detach(shadow) if is_attached(shadow) else shadow  # the network's own, as it was
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             shadow(torch.empty(1, *input_size, device="meta"))

@@ -130,9 +130,10 @@ class Links:
         was, which = (
             ("wrapped in", "hides its layers") if around else ("replaced by", "would run without its step size")
         )
+        done = "removed since attach" if new is None else f"{was} {type(new).__name__} since attach, which {which}"
         raise MismatchError(
-            f"{link.path} was {was} {type(new).__name__} since attach, which {which}; call timestepper.detach(net) "
-            "first and attach afterwards, or change timestepper.fold(net)"
+            f"{link.path} was {done}; call timestepper.detach(net) first and attach afterwards, or change "
+            "timestepper.fold(net)"
         )
 
     def _describe_by(self, home: _Link) -> None:
@@ -150,6 +151,11 @@ class Links:
                 )
             self.convs[path] = new._modules, name
             home.child = new
+
+
+def in_shards(net: nn.Module) -> bool:
+    """Whether ``fully_shard`` was called on a network or a part of it, which then cannot be copied."""
+    return any(base.__name__ == "FSDPModule" for part in net.modules() for base in type(part).__mro__)
 
 
 def refuse_wrapped(model: nn.Module) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from timestepper.errors import MismatchError
 from timestepper.stepped import remade, subclass
 
 CONTROLLERS = "controllers"
 # Methods that an attached network does in a way of its own, where its class has them: name -> original class -> method.
 root_methods: dict[str, Callable[[Any], Callable]] = {}
 
+_EDITS = ("__setitem__", "__delitem__", "__iadd__", "__imul__", "append", "clear", "extend", "insert", "pop", "update")
 STEPS = "_timestepper"  # where a network keeps its Steps; no child, no parameter
 
 
@@ -75,14 +77,35 @@ def _hiding_controllers(original: Any) -> dict[str, Any]:
     """A network that is a container itself gains a child that is none of its items."""
     keyed = issubclass(original, nn.ModuleDict)
     methods: dict[str, Any] = {
-        "__len__": lambda self: len(self._modules) - 1,
+        "__len__": lambda self: len(_items(self)),
         "__iter__": lambda self: iter([key if keyed else child for key, child in _items(self)]),
         "__getitem__": lambda self, key: original.__getitem__(_bare(self, original), key),
     }
     if keyed:
         methods |= {
-            "items": _items,
-            "keys": lambda self: [key for key, _ in _items(self)],
-            "values": lambda self: [child for _, child in _items(self)],
+            "__contains__": lambda self, key: key != CONTROLLERS and key in self._modules,
+            "items": lambda self: dict(_items(self)).items(),
+            "keys": lambda self: dict(_items(self)).keys(),
+            "values": lambda self: dict(_items(self)).values(),
         }
-    return methods
+    return methods | {name: _editing(getattr(original, name)) for name in _EDITS if hasattr(original, name)}
+
+
+def _editing(edit: Callable) -> Callable:
+    """A method that changes a container, without the controllers among what it counts and renames."""
+
+    @functools.wraps(edit)
+    def edited(self, *args, **kwargs):
+        children = self._modules  # the very dict: links.py watches it, and ``del`` puts another in its place
+        controllers = {key: children.pop(key) for key in (CONTROLLERS,) if key in children}  # none in an inner edit
+        try:
+            return edit(self, *args, **kwargs)
+        finally:
+            now = dict(self._modules)
+            children.clear()
+            children.update(controllers | now | controllers)  # as the first child, and by no other replaced
+            self._modules = children
+            if controllers and CONTROLLERS in now:
+                raise MismatchError(f"{CONTROLLERS!r} is the name of what attach has put in; use another key")
+
+    return edited

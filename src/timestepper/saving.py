@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from timestepper import validate
 from timestepper.api import Network, attach, detach, find_steps, fold
-from timestepper.errors import CheckpointError, MismatchError, first_line
-from timestepper.files import read_file, with_checksum, write_atomic
+from timestepper.controlled import is_sharded
+from timestepper.errors import CheckpointError, MismatchError, WrappedModelError, first_line
+from timestepper.files import as_path, read_file, with_checksum, write_atomic
 from timestepper.sites import Discovery
 from timestepper.steps import Steps
 from timestepper.validate import Source, shown
@@ -67,8 +68,9 @@ def save_controllers(net: nn.Module, path: str | Path) -> Path:
     Raises:
         NotAttachedError: ``net`` has no controllers.
         CheckpointError: the path is that of the JSON file, or names no file.
+        WrappedModelError: the controllers are sharded over several processes.
     """
-    return write_controllers(net, Path(path))
+    return write_controllers(net, as_path(path))
 
 
 def write_controllers(net: nn.Module, path: Path, **more: Any) -> Path:
@@ -76,7 +78,13 @@ def write_controllers(net: nn.Module, path: Path, **more: Any) -> Path:
     found = find_steps(net)
     beside = _beside(path)
     description = {"format": FORMAT, "model": type(found.root).__name__, **_description(found), **more}
-    write_tensors(found.controllers.state_dict(), path)
+    tensors = found.controllers.state_dict()
+    if any(map(is_sharded, tensors.values())):
+        raise WrappedModelError(
+            f"the controllers of {type(found.root).__name__} are sharded; load its full state dict into an attached "
+            "network that is not, and save that one's"
+        )
+    write_tensors(tensors, path)
     write_atomic(beside, (json.dumps(with_checksum(description), indent=2) + "\n").encode())
     return path
 
@@ -106,7 +114,7 @@ def load_controllers(
         CheckpointError: a file is missing, damaged or no such file.
         MismatchError: they were made for another network. It is left as it was.
     """
-    path = Path(path)
+    path = as_path(path)
     description = read_description(path)
     tensors = read_tensors(path)
     options = {name: description[name] for name in ("start", *_OPTIONS) if name in description}
@@ -155,7 +163,7 @@ def save_folded(net: nn.Module, path: str | Path) -> Path:
         NotAttachedError: ``net`` has no controllers.
         NonFiniteError: a weight is NaN or infinite.
     """
-    return write_tensors(fold(net).state_dict(), Path(path))
+    return write_tensors(fold(net).state_dict(), as_path(path))
 
 
 def load_folded(model: nn.Module, path: str | Path) -> nn.Module:
@@ -172,7 +180,7 @@ def load_folded(model: nn.Module, path: str | Path) -> nn.Module:
         CheckpointError: the file is missing, damaged or no such file.
         MismatchError: a tensor is missing, odd or of another shape; nothing is loaded in part.
     """
-    path = Path(path)
+    path = as_path(path)
     load_exactly(model, read_tensors(path), path)
     return model
 
@@ -263,9 +271,7 @@ def _description(found: Steps) -> dict:
         "stages": [
             {
                 "name": stage.name,
-                **{
-                    name: size for name, size in asdict(controller.shape).items() if name != "normed"
-                },  # the network shows
+                **{key: n for key, n in asdict(controller.shape).items() if key != "normed"},  # the network shows
                 "sites": [site.path for site in stage.sites],
             }
             for stage, controller in found.controlled()

@@ -72,9 +72,10 @@ class Steps(Controlled):
         self._takes = tuple((path, tuple(own.items())) for path, own in taken.items())
         for path, own in taken.items():
             make_stepped(root.get_submodule(path), own, self.alone)
-        self._readers = _readers(sites, tuple(taken))
-        for path, names in self._readers.items():
-            make_reader(root.get_submodule(path), names)
+        readers = _readers(sites, tuple(taken))
+        self._readers = {path: root.get_submodule(path) for path in readers}  # also where they have moved since
+        for path, names in readers.items():
+            make_reader(self._readers[path], names)
         self.links = Links(root, {path: root.get_submodule(path) for path in taken}, self._convs)
         root.__dict__[STEPS] = self
         root.__class__ = own_class
@@ -103,8 +104,7 @@ class Steps(Controlled):
 
     def take_off(self) -> None:
         """Leave nothing behind."""
-        readers = [(path, self.root.get_submodule(path)) for path in self._readers]
-        changed = [("the network", self.root), *readers, *self.links.layers.items()]
+        changed = [("the network", self.root), *self._readers.items(), *self.links.layers.items()]
         for path, module in changed:
             if "_original" not in vars(type(module)):
                 raise WrappedModelError(

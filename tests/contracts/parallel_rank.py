@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,6 +22,7 @@ from training import batch, small  # noqa: E402
 
 import timestepper  # noqa: E402
 from timestepper.errors import WrappedModelError  # noqa: E402
+from timestepper.integrations.watching import scalars  # noqa: E402
 
 
 def seresnet() -> nn.Module:
@@ -95,12 +97,30 @@ def one_step(net: nn.Module, rank: int, way: str) -> dict:
     return {"gradients": gradients, "state": state, "logits": net(images.double()).detach()}
 
 
-def refusal(net: nn.Module) -> str:
+def refusal(act: Callable[[], object]) -> str:
     try:
-        timestepper.fold(net)
+        act()
     except WrappedModelError as error:
         return str(error)
     return "nothing"
+
+
+def looked_at(net: nn.Module, images: torch.Tensor) -> dict:
+    """What every rank can ask of a network between two forwards."""
+    for part in net.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()  # the root keeps its parameters whole after a forward without a backward
+    summary = timestepper.summary(net, (3, 32, 32))
+    found = {
+        "step_sizes": timestepper.step_sizes(net),
+        "evolution_time": timestepper.evolution_time(net),
+        "influence": timestepper.descriptor_influence(net, "mean"),
+        "counts": [summary.parameters_train, summary.parameters_folded, summary.gflops_controller],
+        "gflops": summary.gflops,
+        "scalars": scalars(getattr(net, "module", net)),
+    }
+    with torch.no_grad(), timestepper.frozen_steps(net):
+        return found | {"frozen": net(images.double())}
 
 
 def main(folder: Path) -> None:
@@ -111,7 +131,12 @@ def main(folder: Path) -> None:
     for network, build in NETWORKS.items():
         for way, wrap in WAYS.items():
             net = wrap(build())
-            found[network, way] = one_step(net, rank, way) | {"refusal": refusal(net)}
+            found[network, way] = {
+                **one_step(net, rank, way),
+                **looked_at(net, batch()[0]),
+                "refusal": refusal(lambda net=net: timestepper.fold(net)),
+                "saving": refusal(lambda net=net: timestepper.save_controllers(net, folder / f"{rank}.safetensors")),
+            }
     if rank == 0:
         torch.save(found, folder / "found.pt")
     dist.barrier()

@@ -121,7 +121,8 @@ def test_a_network_without_sites_is_refused_once_there_is_something_to_look_at()
     net = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU())
     with pytest.raises(MismatchError, match="Sequential says nothing of its input; pass example="):
         timestepper.attach(net)
-    with pytest.raises(NoSitesError, match="Sequential has no residual branch: its forward adds no two features"):
+    said = "Sequential has no residual branch: its forward adds no two features; docs/discovery.md says"
+    with pytest.raises(NoSitesError, match=said):
         timestepper.attach(net, example=torch.randn(1, 3, 4, 4))
 
 

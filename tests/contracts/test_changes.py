@@ -123,8 +123,19 @@ def test_a_block_replaced_after_attach_is_named():
 def test_a_block_that_is_deleted_after_attach_is_named():
     net = small()
     del net.layer3[0]
-    with pytest.raises(MismatchError, match=r"layer3\.0 was replaced by NoneType since attach"):
+    with pytest.raises(MismatchError, match=r"layer3\.0 was removed since attach"):
         net(batch()[0])
+
+
+def test_detach_takes_step_sizes_off_what_has_moved_or_gone_too():
+    """Torch's attention reads the weights of its last layer, so it is of another class itself while attached."""
+    net = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), 3)
+    timestepper.attach(net, example=torch.randn(2, 4, 16))
+    every = list(net.modules())
+    del net.layers[0]
+    timestepper.detach(net)
+    assert not any(hasattr(type(part), "_original") for part in every)
+    net(torch.randn(2, 4, 16))
 
 
 @pytest.mark.parametrize("path", ["layer1.0.bn2", "layer1.0", "layer1"])

@@ -1,10 +1,11 @@
 """Two real processes train one network together: the gradients are those of one process, and so is the next step."""
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
-from parallel_rank import NETWORKS, WAYS
+from parallel_rank import NETWORKS, WAYS, looked_at
 from ranks import together
 from training import batch, gradients
 
@@ -21,19 +22,20 @@ def found(tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone():
     """In eval mode: no batch statistics, so two halves make the whole."""
-    results = {}
+    results, looked = {}, {}
     for name, build in NETWORKS.items():
         net = build()
         expected = gradients(net, batch()[0].double())
         torch.optim.SGD(net.parameters(), lr=0.1).step()
         results[name] = expected, net.state_dict(), net(batch()[0].double()).detach()
-    return results
+        looked[name] = looked_at(net, batch()[0])
+    return results, looked
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_two_processes_do_what_one_does(found, alone, network, way):
-    gradients, state, logits = alone[network]
+    gradients, state, logits = alone[0][network]
     got = found[network, way]
     assert got["gradients"].keys() == gradients.keys()
     for name, gradient in gradients.items():
@@ -53,4 +55,23 @@ def test_a_sharded_network_folds_by_its_full_state_dict(found, alone, network):
     net = NETWORKS[network]()
     net.load_state_dict(got["state"])
     with torch.no_grad():
-        torch.testing.assert_close(timestepper.fold(net)(batch()[0].double()), alone[network][2], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            timestepper.fold(net)(batch()[0].double()), alone[0][network][2], rtol=1e-9, atol=1e-9
+        )
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_every_rank_can_look_inside(found, alone, network, way):
+    """Also the callbacks of trainers, which log between two steps."""
+    expected, got = alone[1][network], found[network, way]
+    if "FSDP" in way:  # which forbids the copy that they are counted on
+        expected = expected | {"gflops": math.nan}
+    for name, value in expected.items():
+        torch.testing.assert_close(got[name], value, rtol=1e-6, atol=1e-9, equal_nan=True, msg=name)
+
+
+def test_controllers_in_shards_are_not_saved(found):
+    said = "the controllers of FSDPCifarResNet are sharded; load its full state dict into an attached network"
+    assert said in found["resnet", "FSDP whole"]["saving"]
+    assert found["resnet", "FSDP only blocks"]["saving"] == found["resnet", "DDP"]["saving"] == "nothing"

@@ -51,10 +51,17 @@ def test_a_spec_of_no_kind_is_told_the_known_ones():
         attach(create_model("cifar/resnet8"), ControllerSpec("lstmm"))
 
 
-@pytest.mark.parametrize("value", [None, "small", [0.1]])
-def test_a_fixed_step_is_a_number(value):
-    with pytest.raises(StepSizeError, match=re.escape(f"a fixed step size must be a positive number, not {value!r};")):
-        controllers.fixed(value)
+@pytest.mark.parametrize("value", [None, "small", [0.1], pytest.param(10**400, id="huge")])
+@pytest.mark.parametrize("kind", ["fixed", "scalar", "channel", "depth"])
+def test_an_option_is_a_number(kind, value):
+    with pytest.raises(StepSizeError, match=re.escape(f" must be a number, not {value!r}; try {kind}(0.5)")):
+        getattr(controllers, kind)(value)
+
+
+@pytest.mark.parametrize("name", ["fixed(1e300)", "scalar(-1e300)", "channel(1e39)", "depth(-1000)", "depth(1e5)"])
+def test_a_step_size_that_float32_cannot_hold_is_refused(name):
+    with pytest.raises(StepSizeError, match="; try "):
+        parse(name).build(StageShape(9, 8, 8, 4))
 
 
 def test_a_whole_number_is_a_number_too():

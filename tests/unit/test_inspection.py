@@ -234,3 +234,10 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_2(cli):
 def test_help_does_not_import_torch():
     code = "import sys, timestepper.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_network_in_another_precision_is_counted_too():
+    """Gates make the image meet a bias of their own precision."""
+    net = timestepper.attach(create_model("timm/seresnet18"))
+    expected = timestepper.summary(net, (3, 32, 32)).gflops
+    assert timestepper.summary(net.double(), (3, 32, 32)).gflops == expected

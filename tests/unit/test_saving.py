@@ -272,3 +272,16 @@ def test_controllers_of_chosen_sites_come_back_without_saying_which(choice, tmp_
     assert torch.equal(timestepper.load_controllers(plain, path)(IMAGES), net(IMAGES))
     with pytest.raises(MismatchError):
         timestepper.load_controllers(CifarResNet(14, 5, width=8), path, exclude="layer3.*")
+
+
+def test_no_path_is_refused_by_name():
+    net, plain = trained(), CifarResNet(14, num_classes=5, width=8)
+    for act, given in (
+        (timestepper.save_controllers, net),
+        (timestepper.load_controllers, plain),
+        (timestepper.save_folded, net),
+        (timestepper.load_folded, plain),
+    ):
+        with pytest.raises(CheckpointError, match=r"the path of a \.safetensors file is needed, not None"):
+            act(given, None)
+    assert not timestepper.is_attached(plain)

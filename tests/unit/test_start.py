@@ -80,7 +80,9 @@ def test_the_first_step_sizes_are_saved_with_the_controllers(tmp_path):
     assert torch.equal(other(images), wanted)
 
 
-@pytest.mark.parametrize("start", [0, -1, float("nan"), float("inf"), "half", True])
+@pytest.mark.parametrize(
+    "start", [0, -1, float("nan"), float("inf"), 1e300, pytest.param(10**400, id="huge"), "half", True]
+)
 def test_what_is_no_start_is_refused(start):
     net = FAMILIES["cifar resnet20"]()
     with pytest.raises(StepSizeError, match="start must be paper, identity or a positive number"):

@@ -114,25 +114,29 @@ def independent() -> ControllerSpec:
 
 def fixed(value: float) -> ControllerSpec:
     """A constant step size."""
-    try:
-        return ControllerSpec("fixed", {"value": float(value)})
-    except (TypeError, ValueError):
-        raise StepSizeError(f"a fixed step size must be a positive number, not {value!r}; try fixed(0.01)") from None
+    return _of_one_number("fixed", "value", value)
 
 
 def scalar(value: float) -> ControllerSpec:
     """A learned number per block, which begins at ``value``."""
-    return ControllerSpec("scalar", {"value": float(value)})
+    return _of_one_number("scalar", "value", value)
 
 
 def channel(value: float) -> ControllerSpec:
     """A learned number per block and channel, which begins at ``value``."""
-    return ControllerSpec("channel", {"value": float(value)})
+    return _of_one_number("channel", "value", value)
 
 
 def depth(alpha: float) -> ControllerSpec:
     """A constant step size: the number of sites of the stage to the power of minus ``alpha``."""
-    return ControllerSpec("depth", {"alpha": float(alpha)})
+    return _of_one_number("depth", "alpha", alpha)
+
+
+def _of_one_number(kind: str, option: str, value: float) -> ControllerSpec:
+    try:
+        return ControllerSpec(kind, {option: float(value)})
+    except (TypeError, ValueError, OverflowError):
+        raise StepSizeError(f"{option} must be a number, not {value!r}; try {kind}(0.5)") from None
 
 
 def gain() -> ControllerSpec:

@@ -70,6 +70,11 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
+def is_float32(value: float) -> bool:
+    """Whether it is a number that float32 has: neither NaN nor so large that it would become infinite."""
+    return abs(value) <= torch.finfo(torch.float32).max
+
+
 def he_normal(*shape: int, gain: float = 1.0) -> nn.Parameter:
     """A weight whose last dimension is the fan-in, He et al. (2015); the gain is sqrt(2) in front of a ReLU."""
     return nn.Parameter(torch.randn(*shape) * gain / shape[-1] ** 0.5)

@@ -2,7 +2,7 @@
 
 import math
 
-from timestepper.controllers.base import StageShape
+from timestepper.controllers.base import StageShape, is_float32
 from timestepper.controllers.fixed import Fixed
 from timestepper.errors import StepSizeError
 
@@ -13,4 +13,13 @@ class Depth(Fixed):
     def __init__(self, shape: StageShape, alpha: float):
         if not math.isfinite(alpha):
             raise StepSizeError(f"alpha must be a number, not {alpha}; try depth(0.5)")
-        super().__init__(shape, shape.sites**-alpha)
+        try:
+            value = shape.sites**-alpha
+        except OverflowError:
+            value = math.inf
+        if not (is_float32(value) and value > 0):
+            raise StepSizeError(
+                f"depth({alpha}) makes the step size of {shape.sites} sites {value}, which no network can run with; "
+                "try depth(0.5)"
+            )
+        super().__init__(shape, value)

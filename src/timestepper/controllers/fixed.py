@@ -1,11 +1,9 @@
 """One constant step size for the whole network: the paper's 1 and 0.01 of Figure 4."""
 
-import math
-
 import torch
 from torch import Tensor
 
-from timestepper.controllers.base import Controller, StageShape
+from timestepper.controllers.base import Controller, StageShape, is_float32
 from timestepper.errors import StepSizeError
 
 
@@ -16,7 +14,7 @@ class Fixed(Controller):
     own_start = True
 
     def __init__(self, shape: StageShape, value: float):
-        if not (math.isfinite(value) and value > 0):
+        if not (is_float32(value) and value > 0):
             raise StepSizeError(f"a fixed step size must be a positive number, not {value}; try fixed(0.01)")
         super().__init__(shape)
         self.value = value

@@ -1,11 +1,9 @@
 """One learned number per block: ReZero and SkipInit begin it at 0. The paper finds one per channel better."""
 
-import math
-
 import torch
 from torch import Tensor, nn
 
-from timestepper.controllers.base import Controller, StageShape
+from timestepper.controllers.base import Controller, StageShape, is_float32
 from timestepper.errors import StepSizeError
 
 
@@ -16,7 +14,7 @@ class Scalar(Controller):
     own_start = True
 
     def __init__(self, shape: StageShape, value: float):
-        if not math.isfinite(value):
+        if not is_float32(value):
             raise StepSizeError(f"a first step size must be a number, not {value}; try scalar(0)")
         super().__init__(shape)
         self.step_size = nn.Parameter(torch.full(self._size(), float(value)))

@@ -1,6 +1,6 @@
 """The sites of a network: what adapters know, else what is discovered; and the user's choice among them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -112,7 +112,8 @@ def _discovered(net: nn.Module, attach: Attach, example: Any) -> tuple[Stage, ..
     more = f"; and {len(reasons) - 3} more" if len(reasons) > 3 else ""
     said = f"of {len(reasons)} sums none can take a step size ({'; '.join(reasons[:3])}{more})"
     raise NoSitesError(
-        f"{found.network} has no residual branch: {said if reasons else 'its forward adds no two features'}"
+        f"{found.network} has no residual branch: {said if reasons else 'its forward adds no two features'}; "
+        "docs/discovery.md says which sums are taken, docs/adapters.md how to name blocks of your own"
     )
 
 
@@ -158,4 +159,7 @@ def _fits(site: Site, patterns: Sequence[str]) -> bool:
 
 
 def _listed(patterns: Patterns) -> list[str]:
-    return [patterns] if isinstance(patterns, str) else list(patterns or ())
+    listed = [patterns] if isinstance(patterns, str) else [] if patterns is None else patterns
+    if not isinstance(listed, Collection) or not all(isinstance(pattern, str) for pattern in listed):
+        raise UnknownNameError(f"sites= and exclude= take names of sites or patterns, in a list, not {patterns!r}")
+    return list(listed)

@@ -97,7 +97,8 @@ def find_stages(model: nn.Module) -> list[Stage]:
         raise NoSitesError(
             f"{type(model).__name__} has no residual block that timestepper knows; it has "
             f"{', '.join(kinds) or 'no submodules'}; "
-            f"known are {', '.join(sorted(_ADAPTERS))}; register yours with timestepper.adapters.register"
+            f"known are {', '.join(sorted(_ADAPTERS))}; register yours with timestepper.adapters.register "
+            "(docs/adapters.md)"
         )
     runs = groupby(found, key=lambda site: (_container(site.path), site.channels, site.descriptor, site.reduction))
     stages = [Stage(key[0] or "blocks", tuple(run)) for key, run in runs]

@@ -272,6 +272,9 @@ def test_names_of_sites():
         timestepper.detach(net)
     with pytest.raises(UnknownNameError, match="no site is called 'block'; there are 0, 1, 2"):
         timestepper.attach(net, example=torch.randn(PIXELS), sites="block")
+    for wrong in (5, [5], iter("0")):
+        with pytest.raises(UnknownNameError, match="sites= and exclude= take names of sites or patterns"):
+            timestepper.attach(net, example=torch.randn(PIXELS), sites=wrong)
     with pytest.raises(NoSitesError, match="leave no site"):
         timestepper.attach(net, example=torch.randn(PIXELS), sites="0", exclude="0")
 
