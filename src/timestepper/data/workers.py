@@ -81,6 +81,7 @@ class Workers:
         empty = slice(slot * self._batch + used, (slot + 1) * self._batch)
         self.memory.pixels[empty], self.memory.rows["bytes"][empty] = 0, 0
         for first in range(0, used, _SHARE):
+            self._listen(0.0)  # a worker whose answers nobody reads reads no jobs: both would wait for ever
             worker = min(self._load, key=self._load.__getitem__)
             try:
                 worker.send((slot * self._batch + first, job[first : min(first + _SHARE, used)]))
@@ -93,13 +94,16 @@ class Workers:
         """A slot once it is full. Looks at every worker in any case, so that a death does not go unnoticed."""
         patience: float | None = 0.0
         while patience is not None or self._missing[slot]:
-            for worker in wait(list(self._load), patience):
-                assert isinstance(worker, Connection)
-                self._hear(worker)
+            self._listen(patience)
             patience = None
         if self._errors[slot]:
             raise DataError(min(self._errors[slot].items())[1])
         return self._jobs[slot], slice(slot * self._batch, (slot + 1) * self._batch)
+
+    def _listen(self, patience: float | None) -> None:
+        for worker in wait(list(self._load), patience):
+            assert isinstance(worker, Connection)
+            self._hear(worker)
 
     def _hear(self, worker: Connection) -> None:
         """All that it has said: its end comes behind that."""

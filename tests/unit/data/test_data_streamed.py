@@ -21,6 +21,8 @@ from watching import alive, children, wait_for
 
 from timestepper.data import Augment, loader, open_dataset
 from timestepper.data.order import epoch_order, mix
+from timestepper.data.windows import View
+from timestepper.data.workers import Workers
 from timestepper.errors import DataError, LoaderError
 
 
@@ -62,6 +64,16 @@ def test_what_the_loader_says_of_itself(folder, expected):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_any_number_of_workers_gives_the_same_batches(folder, expected, workers):
     assert equal(batches(folder.train, workers=workers), expected)
+
+
+@pytest.mark.timeout(300)
+def test_one_worker_is_given_more_than_its_answers_have_room_for(root):
+    """Four batches of 4,096 images: a trainer that only sends would wait for a worker that waits for it."""
+    path = next(path for path in root.rglob("*") if path.is_file())
+    workers = Workers(1, View(8, 8), 4096)
+    jobs = [[(str(path), seed) for seed in range(4096)] for _ in range(4)]
+    assert len(list(workers.batches(jobs))) == 4
+    workers.close()
 
 
 def test_every_sample_is_what_its_own_seed_makes_of_it(folder, expected):
