@@ -198,7 +198,7 @@ class Controlled:
         siblings, name = self._convs[path]  # in a tenth of the time
         layer = cast(nn.Module, siblings[name])
         weight = layer._parameters.get("weight")
-        if weight is None and "weight" in vars(layer):
+        if weight is None and "weight" in vars(layer) and any(own.requires_grad for own in layer.parameters(False)):
             raise UnsupportedSiteError(
                 f"{path}.weight is computed by a hook since attach (pruned, normalised), too late for the controller "
                 "that reads it; make it permanent (torch.nn.utils.prune.remove), or prune timestepper.fold(net)"
