@@ -13,7 +13,7 @@ from timestepper import equations, kernels, reparam
 from timestepper.controllers import Controller, ControllerSpec, StageShape
 from timestepper.controllers.base import at_least_float32, by_stage, in_one
 from timestepper.controllers.gain import log_gain
-from timestepper.errors import StepSizeError, UnsupportedSiteError
+from timestepper.errors import StepSizeError
 from timestepper.root import CONTROLLERS
 from timestepper.sites import Site, Stage
 
@@ -198,11 +198,8 @@ class Controlled:
         siblings, name = self._convs[path]  # in a tenth of the time
         layer = cast(nn.Module, siblings[name])
         weight = layer._parameters.get("weight")
-        if weight is None and "weight" in vars(layer) and any(own.requires_grad for own in layer.parameters(False)):
-            raise UnsupportedSiteError(
-                f"{path}.weight is computed by a hook since attach (pruned, normalised), too late for the controller "
-                "that reads it; make it permanent (torch.nn.utils.prune.remove), or prune timestepper.fold(net)"
-            )
+        if weight is None:
+            reparam.refuse_computed(path, layer)
         return cast(Tensor, layer.weight) if weight is None else weight
 
     def no_autocast(self, root: nn.Module) -> AbstractContextManager:

@@ -116,6 +116,8 @@ class Links:
 
     def _take_in(self, link: _Link) -> None:
         new, old, around = link.now, link.child, link.wrapped()
+        if type(new).__name__ == "FullyShardedDataParallel":
+            raise WrappedModelError(f"{link.path} is wrapped in FSDP1, which hides its weights; {reparam.USE_FSDP2}")
         stepped = link.path in self.layers
         shows = not stepped and all(hasattr(new, name) for name in old._modules)
         if new is old or (around and (shows or type(new).__name__ in _TRANSPARENT)):
@@ -166,6 +168,11 @@ def refuse_wrapped(model: nn.Module) -> None:
         raise WrappedModelError(
             f"{model.original_name} is TorchScript, whose layers cannot be changed; attach to the Python network, and "
             "script or trace timestepper.fold(net)"
+        )
+    if isinstance(model, torch.fx.GraphModule):
+        raise WrappedModelError(
+            f"{type(model).__name__} is a graph of torch.fx, which cannot be copied with step sizes; attach to the "
+            "Python network, and trace the result"
         )
     for path, module in model.named_modules():
         if (found := module.__dict__.get(STEPS)) is not None:

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from timestepper.controllers.base import at_least_float32, in_transform
-from timestepper.errors import UnsupportedSiteError
+from timestepper.errors import UnsupportedSiteError, WrappedModelError
+
+USE_FSDP2 = "use FSDP2 (torch.distributed.fsdp.fully_shard; accelerate: fsdp_version 2)"
 
 
 class Entry(NamedTuple):
@@ -149,6 +151,22 @@ def trained(layer: nn.Module, name: str) -> Tensor | None:
     """A parameter as it is trained and saved; a frozen batch norm keeps it in a buffer."""
     found = layer._parameters.get(name)
     return layer._buffers.get(name) if found is None else found
+
+
+def refuse_computed(path: str, layer: nn.Module) -> None:
+    """A weight that a hook computes in every call is, until then, the last call's, whose graph is used up.
+
+    One that is not trained stays the same, and may stay.
+    """
+    weight, trains = vars(layer).get("weight"), any(own.requires_grad for own in layer.parameters(recurse=False))
+    if weight is not None and layer._forward_pre_hooks and trains:
+        raise UnsupportedSiteError(
+            f"{path}.weight is computed by a hook in every call (pruned, normalised), too late for the controller that "
+            "reads it; make pruning permanent (torch.nn.utils.prune.remove), and use torch.nn.utils.parametrizations "
+            "for its spectral_norm and weight_norm"
+        )
+    if isinstance(weight, Tensor) and isinstance(weight._base, nn.Parameter):
+        raise WrappedModelError(f"{path}.weight is a piece of FSDP1's flat parameter; {USE_FSDP2}")
 
 
 def type_name(module: nn.Module) -> str:

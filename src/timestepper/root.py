@@ -31,7 +31,7 @@ def root_class(original: Any) -> Any:
         if steps is None:  # folded or detached, and called by what was put around it before: accelerate's autocast
             return original.forward(self, *args, **kwargs)
         if not torch.compiler.is_compiling() and torch.fx._symbolic_trace.is_fx_symbolic_tracing():
-            return original.forward(self, *args, **kwargs)  # each layer that is left whole runs by itself
+            return original.forward(self, *_naming_controllers(self, args), **kwargs)
         around = steps.around()
         try:  # and no hook, which torch calls after an Exception, but not after Ctrl-C
             steps.enter(self)
@@ -54,6 +54,19 @@ def root_class(original: Any) -> Any:
     if issubclass(original, nn.Sequential | nn.ModuleList | nn.ModuleDict):
         methods |= _hiding_controllers(original)
     return subclass(original, methods)
+
+
+def _naming_controllers(net: nn.Module, args: tuple) -> tuple:
+    """What a forward is given while torch.fx traces it, by way of the controllers, which change nothing.
+
+    Stepped layers are left whole and run by themselves; a graph that did not name the controllers would lack their
+    parameters.
+    """
+    if not args or not isinstance(args[0], torch.fx.Proxy):
+        return args
+    tracer = args[0].tracer
+    path = tracer.path_of_module(net._modules[CONTROLLERS])  # type: ignore[attr-defined]
+    return tracer.create_proxy("call_module", path, (args[0],), {}), *args[1:]
 
 
 def _own_dtype(net: nn.Module) -> torch.dtype:

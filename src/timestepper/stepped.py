@@ -48,7 +48,6 @@ class Cell:
 
     def __init__(self) -> None:
         self.given: Given | None = None  # while its network runs, or it runs by itself
-        self.kept: Given | None = None  # of the last pass with gradients, for blocks that are recomputed
 
 
 class _OfThread(threading.local):
@@ -66,10 +65,9 @@ class Slot:
 
     def __init__(self) -> None:
         self.here = _OfThread()
-        self.kept: Given | None = None  # for a backward pass in threads of its own, as on CUDA
-
-    def keep(self, given: Given | None) -> None:
-        self.kept = self.here.cell.kept = given
+        # Of the last pass with gradients in any thread, for blocks that are recomputed: a backward pass may run in
+        # another thread than its forward. Weights do not change between the two, so every pass since has the same.
+        self.kept: Given | None = None
 
     def __reduce__(self):
         return Slot, ()
@@ -98,9 +96,9 @@ def make_reader(module: nn.Module, names: tuple[str, ...]) -> None:
 
 def make_plain(module: nn.Module) -> None:
     """The layer, reader or container as it was."""
-    module.__class__ = type(module)._original  # type: ignore[attr-defined]
     for name in ("_taken", "_alone", "_slot", "_view"):
         module.__dict__.pop(name, None)
+    module.__class__ = type(module)._original  # type: ignore[attr-defined]  # last: who is interrupted begins again
 
 
 def is_stepped(module: nn.Module) -> bool:
@@ -237,9 +235,9 @@ def _recomputed(slot: Slot) -> Given | None:
     if torch.compiler.is_compiling():
         return None
     if torch._C._current_graph_task_id() != -1:  # in a backward pass
-        return slot.here.cell.kept or slot.kept
+        return slot.kept
     if torch.is_grad_enabled():
-        slot.keep(None)  # should this call be recomputed, it is called by itself again
+        slot.kept = None  # should this call be recomputed, it is called by itself again
     else:
         _refuse_reentrant()
     return None

@@ -22,7 +22,7 @@ from timestepper.links import Links
 from timestepper.reparam import Entry
 from timestepper.root import CONTROLLERS, STEPS, root_class
 from timestepper.sites import Site
-from timestepper.stepped import Given, Taken, make_plain, make_reader, make_stepped
+from timestepper.stepped import Given, Taken, is_stepped, make_plain, make_reader, make_stepped
 
 
 class _Here(threading.local):
@@ -67,22 +67,23 @@ class Steps(Controlled):
                 )
         original: Any = type(root)
         own_class = root_class(original)  # which a class may forbid
-        # From here on nothing can fail.
-        self._insert(controllers)
         self._takes = tuple((path, tuple(own.items())) for path, own in taken.items())
-        for path, own in taken.items():
-            make_stepped(root.get_submodule(path), own, self.alone)
         readers = _readers(sites, tuple(taken))
         self._readers = {path: root.get_submodule(path) for path in readers}  # also where they have moved since
-        for path, names in readers.items():
-            make_reader(self._readers[path], names)
-        self.links = Links(root, {path: root.get_submodule(path) for path in taken}, self._convs)
-        root.__dict__[STEPS] = self
-        root.__class__ = own_class
-        try:
+        layers, children = {path: root.get_submodule(path) for path in taken}, dict(root._modules)
+        try:  # from here on only Ctrl-C, and a controller of the user's
+            self._insert(controllers)
+            for path, own in taken.items():
+                make_stepped(layers[path], own, self.alone)
+            for path, names in readers.items():
+                make_reader(self._readers[path], names)
+            self.links = Links(root, layers, self._convs)
+            root.__dict__[STEPS] = self
+            root.__class__ = own_class
             self.begin()
         except BaseException:
-            self.take_off()
+            root._modules.update(children)  # where it hit in the middle of _insert
+            self._strip([root, *self._readers.values(), *layers.values()])
             raise
 
     def _insert(self, controllers: Controllers) -> None:
@@ -110,10 +111,20 @@ class Steps(Controlled):
                 raise WrappedModelError(
                     f"{path} has become a {type(module).__name__} since attach; undo that before detach"
                 )
+        modules = [module for _, module in changed]
+        try:
+            self._strip(modules)
+        except BaseException:  # Ctrl-C, just here
+            self._strip(modules)
+            raise
+
+    def _strip(self, modules: list[nn.Module]) -> None:
+        """What is done of attach, undone; twice does no harm."""
         self.root._modules.pop(CONTROLLERS, None)
-        del self.root.__dict__[STEPS]
-        for _, module in changed:
-            make_plain(module)
+        self.root.__dict__.pop(STEPS, None)
+        for module in modules:
+            if is_stepped(module):
+                make_plain(module)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "frozen": None, "freezing": {}}  # a copy made inside frozen_steps would never leave it
@@ -135,7 +146,7 @@ class Steps(Controlled):
         self._hand_out(root, givens)
         if torch.is_grad_enabled() and not in_transform():  # with all weights frozen too: an input may want a gradient
             for layer, given in zip(self.links.layers.values(), givens, strict=True):
-                layer._slot.keep(given)  # type: ignore[union-attr, operator]
+                layer._slot.kept = given  # type: ignore[union-attr]
 
     @torch.compiler.assume_constant_result
     def _look_while_compiling(self) -> bool:

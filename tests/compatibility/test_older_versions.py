@@ -19,7 +19,7 @@ import torch
 
 import timestepper
 from timestepper.records import read_records
-from timestepper.saving import read_tensors
+from timestepper.tensors import read_tensors
 
 HERE = Path(__file__).parent
 VERSIONS = sorted(path.name for path in HERE.glob("v*"))

@@ -11,7 +11,8 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,7 +23,7 @@ from training import batch, small  # noqa: E402
 
 import timestepper  # noqa: E402
 from timestepper.errors import WrappedModelError  # noqa: E402
-from timestepper.integrations.watching import scalars  # noqa: E402
+from timestepper.integrations.watching import look_ahead, scalars  # noqa: E402
 
 
 def seresnet() -> nn.Module:
@@ -135,8 +136,13 @@ def main(folder: Path) -> None:
                 **one_step(net, rank, way),
                 **looked_at(net, batch()[0]),
                 "refusal": refusal(lambda net=net: timestepper.fold(net)),
+                "ahead": refusal(lambda net=net: look_ahead(net, folder)),
                 "saving": refusal(lambda net=net: timestepper.save_controllers(net, folder / f"{rank}.safetensors")),
             }
+    for parameters, policy in ((False, None), (True, ModuleWrapPolicy({type(blocks(small())[0])})), (True, None)):
+        net, device = small().double().eval(), torch.device("cpu")
+        wrapped = FullyShardedDataParallel(net, None, None, None, policy, use_orig_params=parameters, device_id=device)
+        found["FSDP1", parameters, policy is None] = refusal(lambda net=wrapped: net(batch()[0].double()))
     if rank == 0:
         torch.save(found, folder / "found.pt")
     dist.barrier()

@@ -187,7 +187,7 @@ def test_a_last_layer_that_is_pruned_later_is_noticed():
 def test_a_convolution_that_the_controller_reads_and_that_is_pruned_later_is_noticed():
     net = small()
     torch.nn.utils.prune.random_unstructured(net.layer1[0].conv1, "weight", 0.5)
-    with pytest.raises(UnsupportedSiteError, match=r"layer1\.0\.conv1\.weight is computed by a hook since"):
+    with pytest.raises(UnsupportedSiteError, match=r"layer1\.0\.conv1\.weight is computed by a hook in every call"):
         net(batch()[0])
     torch.nn.utils.prune.remove(net.layer1[0].conv1, "weight")
     assert fits_its_fold(net)

@@ -1,5 +1,7 @@
 """Activation checkpointing: recomputed blocks find the step sizes of the pass they belong to, to the last bit."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from families import FAMILIES
@@ -53,6 +55,24 @@ def test_gradients_are_those_without_it(kind, expected):
     assert same(gradients(net.eval()), expected)
     assert same(gradients(net.train()), gradients(small().train()))
     assert fits_its_fold(net)
+
+
+def test_a_backward_pass_in_another_thread_than_its_forward_recomputes_with_the_forward_s_step_sizes():
+    """Also where the thread of the backward pass has trained before, with other weights."""
+    net = small(Recomputing).eval()
+    images, labels = batch(size=2, pixels=16)
+    F.cross_entropy(net(images), labels).backward()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(1.1)
+    plain = small().eval()
+    plain.load_state_dict(net.state_dict())
+    net.zero_grad()
+    with ThreadPoolExecutor(1) as pool:
+        logits = pool.submit(net, images).result()
+    F.cross_entropy(logits, labels).backward()
+    found = {name: parameter.grad for name, parameter in net.named_parameters()}
+    assert same(found, gradients(plain, images, labels))
 
 
 def test_the_whole_network_as_one_checkpoint(expected):

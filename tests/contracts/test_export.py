@@ -1,11 +1,15 @@
 """Networks that leave Python: torch.export, ONNX, AOTInductor, traces. Attached they carry their step sizes along."""
 
+import copy
+
 import onnxruntime
 import pytest
 import torch
+import torchvision
 from families import FAMILIES
 from torch import nn
-from training import batch, bits, fits_its_fold, same, small, tiny, train
+from torchvision.models.feature_extraction import create_feature_extractor
+from training import batch, bits, fits_its_fold, plain, same, small, tiny, train
 
 import timestepper
 from timestepper.errors import WrappedModelError
@@ -74,6 +78,30 @@ def test_fx_keeps_stepped_layers_whole():
         for parameter in net.parameters():
             parameter.mul_(1.1)
         torch.testing.assert_close(traced(batch()[0]), net(batch()[0]))
+
+
+def test_a_feature_extractor_has_the_controllers_among_its_parameters():
+    net = timestepper.attach(torchvision.models.resnet18(num_classes=5)).eval()
+    extractor = create_feature_extractor(net, {"layer2": "second", "layer4": "fourth"})
+    assert {id(p) for p in extractor.parameters()} >= {id(p) for p in timestepper.controller_parameters(net)}
+    copied, images = copy.deepcopy(extractor), batch()[0]
+    optimiser = torch.optim.SGD(extractor.parameters(), 0.5)
+    before = timestepper.step_sizes(net)
+    extractor.train()(images)["fourth"].square().mean().backward()
+    optimiser.step()
+    assert not same(timestepper.step_sizes(net), before)
+    folded = create_feature_extractor(timestepper.fold(net), {"layer2": "second", "layer4": "fourth"})
+    copied.load_state_dict(extractor.state_dict())
+    for made in (extractor, copied):
+        assert same(made.eval()(images), folded.eval()(images))
+
+
+def test_a_graph_cannot_be_attached_to():
+    graph = torch.fx.symbolic_trace(plain())
+    before = bits(graph)
+    with pytest.raises(WrappedModelError, match=r"is a graph of torch\.fx.*attach to the Python network"):
+        timestepper.attach(graph)
+    assert same(bits(graph), before)
 
 
 class IntoConvolutions(torch.fx.Tracer):

@@ -115,6 +115,14 @@ def test_an_lstm_goes_to_another_depth(tmp_path):
         timestepper.load_controllers(CifarResNet(20, width=16), path, strict_depth=False)
 
 
+def test_a_start_does_not_go_to_another_depth(tmp_path):
+    path = timestepper.save_controllers(timestepper.attach(plain(), start="identity"), tmp_path / "steps.safetensors")
+    deeper = plain(depth=20)
+    with pytest.raises(MismatchError, match="start= counts from the first step sizes of each block"):
+        timestepper.load_controllers(deeper, path, strict_depth=False)
+    assert not timestepper.is_attached(deeper)
+
+
 def test_one_parameter_per_block_does_not_go_to_another_depth(tmp_path):
     path = timestepper.save_controllers(timestepper.attach(plain(), "independent"), tmp_path / "steps.safetensors")
     with pytest.raises(MismatchError, match=r"layer1\.logit is \(1, 8\), not \(3, 8\)"):

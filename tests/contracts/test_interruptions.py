@@ -1,8 +1,10 @@
 """An exception at any moment of a forward leaves the network as it was, and nothing for the next call to trip over."""
 
 import copy
+import itertools
 import random
 import signal
+import sys
 
 import pytest
 import torch
@@ -170,6 +172,60 @@ def test_an_interrupted_inner_pass_leaves_the_outer_one_its_step_sizes():
     net.layer2.register_forward_pre_hook(look_again)
     assert same(gradients(net), expected)
     assert seen == [1, 2]
+
+
+def looks(model) -> tuple:
+    return [(path, type(module), sorted(vars(module))) for path, module in model.named_modules()], list(model._modules)
+
+
+def stopped_at(line: int, call) -> bool:
+    """One Ctrl-C just before a line of ours, counted from the beginning of a call; whether there was such a line."""
+    left = [line]
+
+    def trace(frame, event, argument):
+        if "timestepper" not in frame.f_code.co_filename or "tests" in frame.f_code.co_filename:
+            return None
+        if event == "line" and left:
+            left[0] -= 1
+            if left[0] < 0:
+                left.clear()
+                raise Interrupted
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+        return False
+    except Interrupted:
+        return True
+    finally:
+        sys.settrace(before)
+
+
+def test_ctrl_c_at_any_moment_of_attach_and_detach_leaves_one_or_the_other():
+    model = plain()
+    bare, expected, logits = looks(model), bits(model), model.eval()(IMAGES)
+    attached = looks(timestepper.attach(model, "independent"))
+    timestepper.detach(model)
+    for line in itertools.count():
+        hit = stopped_at(line, lambda: timestepper.attach(model, "independent"))
+        assert looks(model) in ((bare, attached) if hit else (attached,))
+        if not hit:
+            break
+        if timestepper.is_attached(model):  # hit where all was done
+            timestepper.detach(model)
+    assert line > 300  # it was there at every line of ours
+    for line in itertools.count():
+        hit = stopped_at(line, lambda: timestepper.detach(model))
+        assert looks(model) in ((bare, attached) if hit else (bare,))
+        if not hit:
+            break
+        if not timestepper.is_attached(model):
+            timestepper.attach(model, "independent")
+    assert line > 20
+    assert same(bits(model), expected)
+    assert torch.equal(model(IMAGES), logits)
 
 
 class Final(CifarResNet):

@@ -75,3 +75,13 @@ def test_controllers_in_shards_are_not_saved(found):
     said = "the controllers of FSDPCifarResNet are sharded; load its full state dict into an attached network"
     assert said in found["resnet", "FSDP whole"]["saving"]
     assert found["resnet", "FSDP only blocks"]["saving"] == found["resnet", "DDP"]["saving"] == "nothing"
+
+
+def test_folding_at_the_end_of_a_sharded_training_is_refused_before_it_begins(found):
+    assert "is sharded and cannot be folded at the end; leave fold_to out" in found["resnet", "FSDP blocks"]["ahead"]
+
+
+def test_the_older_fsdp_works_around_the_whole_network_and_is_refused_by_name_elsewhere(found):
+    assert found["FSDP1", True, True] == "nothing"
+    assert found["FSDP1", True, False].startswith("layer1.0 is wrapped in FSDP1, which hides its weights; use FSDP2")
+    assert "conv1.weight is a piece of FSDP1's flat parameter; use FSDP2" in found["FSDP1", False, True]

@@ -14,7 +14,7 @@ from counts import count
 from hostile_files import Payload
 from stopping import drive
 
-from timestepper import saving
+from timestepper import tensors
 from timestepper.data.cifar_pickled import unpickle
 from timestepper.engine.checkpoint import read
 from timestepper.errors import CheckpointError, DataError
@@ -104,7 +104,7 @@ def test_t9_no_damaged_export_is_accepted(times, tmp_path, stopped_run, chance, 
         if content != whole:
             path.write_bytes(content)
             with pytest.raises(CheckpointError, match="sha256"):
-                saving.read_tensors(path)
+                tensors.read_tensors(path)
             refused += 1
     message = cli("verify", str(path)).refused()
     assert str(path) in message

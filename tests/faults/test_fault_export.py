@@ -16,7 +16,7 @@ from processes import command, fork, limit_file_size, ranks
 from stopping import drive
 from watching import wait_for
 
-from timestepper import data, saving
+from timestepper import data, saving, tensors
 from timestepper.adapters import create_model
 from timestepper.engine import distributed
 from timestepper.runs.load import restore
@@ -65,7 +65,7 @@ def test_t27_a_killed_export_leaves_no_part(times, tmp_path, stepped_run, cli, c
         if target.exists():
             assert target.read_bytes() == whole
         if target.with_name(f"{target.name}.sha256").exists():
-            assert saving.verify(target)
+            assert tensors.verify(target)
         found[" ".join(sorted(path.name.removeprefix("plain.") for path in folder.iterdir()))] += 1
         for path in folder.iterdir():
             path.unlink()

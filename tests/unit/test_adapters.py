@@ -215,7 +215,7 @@ def test_a_weight_that_a_hook_computes_is_named_and_the_advice_helps(kind):
     model = CifarResNet(8, num_classes=5, width=8)
     plain = copy.deepcopy(model)
     hooked(model.layer1[0].conv1)
-    with pytest.raises(UnsupportedSiteError, match=r"layer1\.0: layer1\.0\.conv1 has a weight that a hook computes"):
+    with pytest.raises(UnsupportedSiteError, match=r"layer1\.0: layer1\.0\.conv1\.weight is computed by a hook"):
         timestepper.attach(model)
     timestepper.attach(model.requires_grad_(False))  # not trained, it is a constant
     instead(plain.layer1[0].conv1)

@@ -15,7 +15,7 @@ import timestepper
 from timestepper.api import find_steps
 from timestepper.errors import CheckpointError, DiskFullError, MismatchError
 from timestepper.models import CifarResNet
-from timestepper.saving import read_tensors, write_tensors
+from timestepper.tensors import read_tensors, write_tensors
 
 
 def trained(kind="lstm", **options):

@@ -32,6 +32,6 @@ def check_data(
 
 def verify(file: Annotated[Path, typer.Argument(help="safetensors file with its .sha256 beside it")]) -> None:
     """Compare FILE with the sha256 beside it."""
-    from timestepper.saving import verify as check
+    from timestepper.tensors import verify as check
 
     tell(f"{file}: sha256 {check(file)} is right")

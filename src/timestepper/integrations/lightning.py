@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from timestepper.integrations.watching import attached_parts, scalars, write_folded
+from timestepper.integrations.watching import look_ahead, scalars, write_folded
 
 
 class StepSizes(Callback):
@@ -18,7 +18,7 @@ class StepSizes(Callback):
         self.fold_to = fold_to
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        attached_parts(pl_module)  # which says what is missing before anything is trained
+        look_ahead(pl_module, self.fold_to)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         pl_module.log_dict(scalars(pl_module))

@@ -19,7 +19,8 @@ from timestepper.api import find_steps, fold
 from timestepper.errors import CheckpointError
 from timestepper.reparam import trained
 from timestepper.root import root_methods
-from timestepper.saving import load_controllers, read_description, read_tensors, write_controllers, write_tensors
+from timestepper.saving import load_controllers, read_description, write_controllers
+from timestepper.tensors import read_tensors, write_tensors
 
 CONTROLLERS = "timestepper.safetensors"
 TRAINED = "timestepper.trained.safetensors"

@@ -7,7 +7,7 @@ from types import FrameType
 from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler
 
-from timestepper.integrations.watching import attached_parts, scalars, write_folded
+from timestepper.integrations.watching import look_ahead, scalars, write_folded
 
 
 class StepSizes(TrainerCallback):
@@ -26,7 +26,7 @@ class StepSizes(TrainerCallback):
         self._go_first()
 
     def on_train_begin(self, args, state, control, model=None, **kwargs) -> None:
-        attached_parts(model)  # which says what is missing before anything is trained
+        look_ahead(model, self.fold_to)
         self._go_first()  # who was added after the trainer was made has seen no on_init_end
 
     def on_log(self, args, state, control, model=None, logs=None, **kwargs) -> None:

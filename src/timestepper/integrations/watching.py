@@ -5,7 +5,8 @@ from pathlib import Path
 from torch import nn
 
 from timestepper.api import evolution_time, step_sizes
-from timestepper.errors import NotAttachedError
+from timestepper.errors import NotAttachedError, WrappedModelError
+from timestepper.links import in_shards
 from timestepper.saving import save_folded
 from timestepper.steps import find
 
@@ -16,6 +17,16 @@ def attached_parts(model: nn.Module) -> dict[str, nn.Module]:
     if not parts:
         raise NotAttachedError(f"{type(model).__name__} has no controllers to watch; call timestepper.attach first")
     return parts
+
+
+def look_ahead(model: nn.Module, fold_to: str | Path | None) -> None:
+    """Say what could not be done, before anything is trained."""
+    for part in attached_parts(model).values():
+        if fold_to is not None and in_shards(part):
+            raise WrappedModelError(
+                f"{type(part).__name__} is sharded and cannot be folded at the end; leave fold_to out, load the full "
+                "state dict into an attached network that is not sharded, and fold that one"
+            )
 
 
 def scalars(model: nn.Module) -> dict[str, float]:

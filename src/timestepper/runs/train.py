@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from timestepper import records, saving, torchrun
+from timestepper import records, tensors, torchrun
 from timestepper.engine import distributed
 from timestepper.engine.checkpoint import check_fit
 from timestepper.engine.distributed import Group
@@ -190,7 +190,7 @@ class Process:
         """Evaluate what was saved, from the file, on a fresh network; export it; write the record."""
         assert self._journal is not None
         trained = restore(run, self.run.recipe, self.data, self.display.tell)
-        saving.write_tensors(trained.model.state_dict(), run / finish.WEIGHTS)
+        tensors.write_tensors(trained.model.state_dict(), run / finish.WEIGHTS)
         epochs = finish.epochs_of(run)
         final = {"train": epochs[-1]["train"], "best": trained.state["best"]}
         final |= finish.evaluate(trained, self.runtime, self._poll)

@@ -10,6 +10,7 @@ from itertools import groupby
 
 from torch import Tensor, nn
 
+from timestepper import reparam
 from timestepper.errors import NoSitesError, UnsupportedSiteError
 from timestepper.reparam import Entry, type_name
 
@@ -140,7 +141,7 @@ def _resolved(model: nn.Module, path: str, branch: Branch) -> Site:
         raise UnsupportedSiteError(f"the last layers {branch.last} have {sorted(rows)} outputs, not one number")
     for conv in convs:
         if conv not in last:  # a last layer must have a weight of its own in any case, which reparam.py says better
-            _refuse_hooked(conv, _layer(model, conv))
+            reparam.refuse_computed(conv, _layer(model, conv))
     if gate is not None:
         _layer(model, gate)
     return Site(
@@ -198,20 +199,6 @@ def _weight(model: nn.Module, path: str, averaged: bool = False) -> Tensor:
             "like Conv1d, Conv2d, Conv3d or Linear"
         )
     return weight
-
-
-def _refuse_hooked(path: str, layer: nn.Module) -> None:
-    """A weight that a hook computes anew in every call is, until then, the last call's, whose graph is used up.
-
-    One that is not trained stays the same, and may stay.
-    """
-    hooked = "weight" in vars(layer) and layer._forward_pre_hooks
-    if hooked and any(parameter.requires_grad for parameter in layer.parameters(recurse=False)):
-        raise UnsupportedSiteError(
-            f"{path} has a weight that a hook computes in every call, too late for the controller; make pruning "
-            "permanent (torch.nn.utils.prune.remove), and use torch.nn.utils.parametrizations for its spectral_norm "
-            "and weight_norm"
-        )
 
 
 def with_unique_names(stages: list[Stage]) -> list[Stage]:

@@ -11,8 +11,8 @@ from timestepper.cli.gather import rich_table
 from timestepper.cli.stability_tables import as_json, block_table
 from timestepper.errors import CheckpointError, StabilityError, UnknownNameError
 from timestepper.models import CifarResNet
-from timestepper.saving import write_tensors
 from timestepper.stability import analyse, plot_depth
+from timestepper.tensors import write_tensors
 
 PNG = b"\x89PNG"
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from processes import ranks
 
-from timestepper.saving import write_tensors
+from timestepper.tensors import write_tensors
 
 COMMAND = ("stability", "cifar/resnet8", "--data", "digits", "--device", "cpu", "--json")
 
