@@ -12,7 +12,8 @@ SWEEP = (
     *("--seeds", "0-2", "--jobs", "2", "--checkpoint-seconds", "0"),
 )
 STEPS = 40
-SEEDS = [f"smoke/digits/seed{seed}" for seed in range(3)]
+BELOW = "smoke/digits/data.batch_size=256,run.epochs=8"
+SEEDS = [f"{BELOW}/seed{seed}" for seed in range(3)]
 
 
 def statuses(folder: Path) -> dict[str, dict]:

@@ -7,7 +7,7 @@ import signal
 import pytest
 from cluster_runs import SEEDS, STEPS, SWEEP, hold, jobs_of, shown, statuses, told
 from outcomes import remains
-from watching import wait_for
+from watching import alive, wait_for
 
 LOCAL = (*SWEEP, "--processes", "2", "--cluster", "local")
 
@@ -48,6 +48,25 @@ def test_jobs_are_told_killed_and_given_again_and_nothing_is_trained_twice(place
     assert all(status["step"] == STEPS for status in statuses(place).values())
 
 
+def test_a_job_that_is_killed_saves_its_runs_and_those_it_did_not_come_to_have_not_failed(place, cli, undisturbed):
+    command = (*SWEEP, "--jobs", "1", "--cluster", "local")
+    cli(*command)
+    (pid,) = hold(place, SEEDS[0])
+    os.kill(int(jobs_of(place)[0]["id"]), signal.SIGKILL)
+    os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: not alive(pid))
+    outcome = cli(*command, "--status")
+    assert shown(outcome) == dict.fromkeys(SEEDS, "interrupted")
+    assert outcome.out.count("has ended without it; the same command goes on") == 2
+    stopped = statuses(place)
+    assert list(stopped) == SEEDS[:1]
+    assert stopped[SEEDS[0]]["state"] == "interrupted"  # saved: it had noticed
+    cli(*command)
+    assert ended(cli, *command) == ["finished"] * 3
+    assert f"going on at step {stopped[SEEDS[0]]['step']} " in told(place, jobs_of(place)[-1]["id"])
+    assert {name: remains(place / "runs" / name) for name in SEEDS} == undisturbed
+
+
 def test_one_that_cannot_begin_leaves_the_other_alone(place, cli):
     command = (*SWEEP[:-6], "model.name=cifar/resnet8,cifar/densenet40", "model.last_norm_init=0.5")
     cli(*command, "--cluster", "local")
@@ -57,7 +76,8 @@ def test_one_that_cannot_begin_leaves_the_other_alone(place, cli):
     log = f"runs/jobs/{job['id']}_0_log.out"
     assert f"job {job['id']} has ended without it" in outcome.out
     assert outcome.err.startswith(
-        f"warning: job {job['id']} has ended without smoke/digits/model.name=cifar-densenet40;"
+        f"warning: job {job['id']} has ended without smoke/digits/"
+        "model.last_norm_init=0.5,data.batch_size=256,run.epochs=8/model.name=cifar-densenet40;"
     )
     assert outcome.err.endswith(f" see {log}\n")
     assert "failed: model.last_norm_init" in (place / log).read_text()

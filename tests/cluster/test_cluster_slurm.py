@@ -7,7 +7,7 @@ import signal
 import subprocess
 
 import pytest
-from cluster_runs import SEEDS, STEPS, SWEEP, hold, jobs_of, shown, statuses, told
+from cluster_runs import BELOW, SEEDS, STEPS, SWEEP, hold, jobs_of, shown, statuses, told
 from outcomes import remains
 from watching import alive, wait_for
 
@@ -124,7 +124,7 @@ def test_t39_full(event, repetition, slurm, place, cli, undisturbed, figure):
 @pytest.mark.soak
 def test_one_that_fails_is_not_tried_again_when_its_job_is_queued_again(slurm, place, cli):
     command = (*SWEEP[:-6], "optimiser.lr=0.1,1e9", *ON_SLURM[len(SWEEP) :])
-    good, bad = (f"smoke/digits/optimiser.lr={rate}" for rate in ("0.1", "1e9"))
+    good, bad = (f"{BELOW}/optimiser.lr={rate}" for rate in ("0.1", "1000000000.0"))
     cli(*command)
     (job,) = jobs_of(place)
     wait_for(lambda: statuses(place).get(bad, {}).get("state") == "failed")

@@ -32,11 +32,13 @@ def train(
     from timestepper.recipe.load import describe_fields, load, short_name
     from timestepper.runs.run import Run, default_folder
     from timestepper.runs.start import train as start
+    from timestepper.runs.start import widen_device_queue
 
     if fields:
         tell("\n".join(describe_fields()))
         return
     wanted = load(recipe, [*(overrides or []), *([f"data.workers={workers}"] if workers is not None else [])])
+    widen_device_queue([wanted])
     path = run_dir or default_folder(recipe, wanted, override)
     raise typer.Exit(start(Run(wanted, short_name(recipe), path, override=override, results=results), dist_timeout))
 

@@ -83,7 +83,7 @@ def sweep(
     from timestepper.files import make_folder
 
     options = {} if status else cluster_options(cluster, cluster_option)
-    runs = _expand(arguments, seeds, out, checkpoint_seconds)
+    runs = _expand(arguments, seeds, out, checkpoint_seconds, override)
     for run in runs:
         run.override, run.results = override, results
     if status:
@@ -96,7 +96,7 @@ def sweep(
     raise typer.Exit(_train(runs, chosen, jobs, 1 if share else processes, os.getppid() if share else None))
 
 
-def _expand(arguments: list[str], seeds: str, out: Path, checkpoint_seconds: float) -> "list[Run]":
+def _expand(arguments: list[str], seeds: str, out: Path, checkpoint_seconds: float, override: bool) -> "list[Run]":
     from timestepper import torchrun
     from timestepper.errors import RecipeError
     from timestepper.sweeps.plan import expand, parse_seeds, split
@@ -106,7 +106,7 @@ def _expand(arguments: list[str], seeds: str, out: Path, checkpoint_seconds: flo
     references, overrides = split(arguments)
     if not references:
         raise RecipeError(f"no recipe among {' '.join(arguments)}; name at least one, for example smoke/digits")
-    return expand(references, overrides, parse_seeds(seeds), out, checkpoint_seconds)
+    return expand(references, overrides, parse_seeds(seeds), out, checkpoint_seconds, override)
 
 
 def cluster_options(cluster: Cluster | None, given: list[str] | None) -> dict[str, str]:

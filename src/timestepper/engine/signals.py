@@ -34,11 +34,12 @@ class Signals:
         return self
 
     def poll(self) -> int:
-        """The signal that asked to stop; a process whose torchrun was killed stops as if it had been told to.
+        """The signal that asked to stop; a process whose torchrun, or whose local job, was killed stops as if told to.
 
-        Nobody could stop it otherwise, and it would be in the way of the torchrun that takes its place.
+        Nobody could stop it otherwise, and it would be in the way of the one that takes its place.
         """
-        if torchrun.agent() and os.getppid() != self._parent:
+        owned = torchrun.agent() or os.environ.get("SUBMITIT_EXECUTOR") == "local"
+        if owned and os.getppid() != self._parent:
             self.stop = self.stop or signal.SIGTERM
         return self.stop
 

@@ -1,6 +1,7 @@
 """One run: what to train, the folder that it lives in, and where it stands. Without torch."""
 
 import json
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from timestepper import records
 from timestepper.engine.rundir import RECIPE, read_status
-from timestepper.errors import TimestepperError
+from timestepper.errors import RecipeError, TimestepperError
 from timestepper.files import digest
 from timestepper.recipe.load import as_dict, differences, identity, load, load_file, short_name
 from timestepper.recipe.schema import Recipe
@@ -68,16 +69,32 @@ def set_folder(name: str, recipe: Recipe) -> str:
 
 
 def default_folder(reference: str, recipe: Recipe, override: bool = False) -> Path:
-    """Where ``train`` puts a recipe with overrides: ``runs/NAME``, and below it what is not as the recipe says.
-
-    A run that is to change its recipe (``override``), or that an older version has put there, is in ``runs/NAME``.
-    """
+    """Where ``train`` puts a recipe with overrides: ``runs/NAME``, and below it what is not as the recipe says."""
     folder = Path("runs") / short_name(reference)
     changed = [f"{key}={value}" for key, _, value in differences(load(reference), recipe)]
-    return folder if override or not changed or holds(folder, recipe) else folder / folder_name(changed)
+    return own_folder(folder / folder_name(changed) if changed else folder, folder, recipe, override)
+
+
+def own_folder(own: Path, older: Path, recipe: Recipe, override: bool) -> Path:
+    """``own``, or ``older`` where this very run lies there already: the name that an earlier version gave it.
+
+    What else lies there is another run. ``override`` may mean it, but would train on in it: so the user has to name it.
+    """
+    if own == older or os.path.isfile(own / RECIPE):
+        return own
+    if holds(older, recipe):
+        return older
+    if override and os.path.isfile(older / RECIPE):
+        raise RecipeError(
+            f"{own} holds no run that --override could go on with; leave it out, or name the run that is to change: "
+            f"timestepper train … --override --run-dir {older}"
+        )
+    return own
 
 
 def folder_name(overrides: Iterable[str]) -> str:
-    """Overrides as the name of a folder."""
+    """Overrides as the name of a folder, which file systems limit in bytes."""
     name = re.sub(r"[^\w.=+,-]", "-", ",".join(overrides))
-    return name if len(name) <= 120 else f"{name[:100]}-{digest(name)[:8]}"
+    if len(name) <= 120 and len(name.encode()) <= 200:
+        return name
+    return f"{name[:100].encode()[:200].decode(errors='ignore')}-{digest(name)[:8]}"

@@ -18,7 +18,6 @@ from timestepper.terminal import tell
 def train(run: Run, dist_timeout: float = 600.0) -> int:
     """Train a run to its end in its folder and print the summary; the exit code."""
     signals = Signals().wait() if torchrun.launched() else Signals().install()
-    widen_device_queue([run.recipe])
     folder: RunDirectory | None = None
     try:
         _refuse_hopeless_restart(run.path)

@@ -48,6 +48,9 @@ class Assignment:
         self._before: list[Any] = []
 
     def __call__(self) -> None:
+        parent = str(os.getppid())
+        if os.environ.get("SUBMITIT_LOCAL_JOB_ID", parent) != parent:
+            sys.exit("the job was killed before it began")  # and may have been given again; later, Signals notice it
         os.environ.update(self.environment)
         self._before = _positions(self.runs)
         code = self.work(self.runs)

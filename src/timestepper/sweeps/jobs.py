@@ -74,15 +74,22 @@ def note(runs: Sequence[Run], out: Path, settled: Sequence[str] = (FINISHED, FAI
 
 
 def _tell_of(job: Job, runs: Sequence[Run], folder: Path, name: str) -> None:
-    """Name the runs of a job that has ended and never touched them, and where to look for the reason."""
+    """Name the runs of a job that has ended and never touched them, and where to look for the reason.
+
+    Those that it could not begin have failed. The others it did not come to: it was stopped, or killed.
+    """
     began = _written(folder / f"{name}.json")
     untouched = [run for run in runs if _written(run.path / STATUS) < began]
+    log = folder / f"{job.id}_0_log.out"
+    silent = job.cluster == SLURM and not log.exists()
+    words = log.read_text("utf-8", "replace") if log.exists() else ""
     for run in untouched:
-        run.state = FAILED if run.state == WAITING else run.state
-        run.message = f"job {job.id} has ended without it"
+        if run.state in (WAITING, INTERRUPTED):
+            run.state = FAILED if silent or f"{run.label}: {FAILED}: " in words else INTERRUPTED
+        again = "; the same command goes on" if run.state == INTERRUPTED else ""
+        run.message = f"job {job.id} has ended without it{again}"
     if untouched:
-        log = folder / f"{job.id}_0_log.out"
-        hint = f"see {log}" if log.exists() else f"it left no word in {folder}: do the nodes share that folder?"
+        hint = f"it left no word in {folder}: do the nodes share that folder?" if silent else f"see {log}"
         warn(f"job {job.id} has ended without {', '.join(run.label for run in untouched)}; {hint}")
 
 

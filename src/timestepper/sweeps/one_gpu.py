@@ -154,6 +154,7 @@ def take_turns(
     while active or (waiting and not signals.stop):
         if parent is not None and os.getppid() != parent:
             signals.stop = signals.stop or signal.SIGTERM
+        signals.poll()
         ahead.look()
         if len(active) < jobs and not signals.stop:
             for run in [run for run, kind in waiting.items() if ahead.ready(kind)][: jobs - len(active)]:

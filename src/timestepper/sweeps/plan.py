@@ -5,13 +5,14 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 from timestepper.errors import RecipeError
 from timestepper.recipe import sets
-from timestepper.recipe.load import is_set, load, short_name
+from timestepper.recipe.load import differences, is_set, load, short_name
 from timestepper.recipe.schema import Recipe
-from timestepper.runs.run import Run, folder_name, set_folder
+from timestepper.runs.run import Run, folder_name, own_folder, set_folder
 
 RUNS = Path("runs")
 
@@ -36,7 +37,12 @@ def split(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def expand(
-    references: Sequence[str], overrides: Sequence[str], seeds: Sequence[int], out: Path, checkpoint_seconds: float
+    references: Sequence[str],
+    overrides: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    checkpoint_seconds: float,
+    override: bool = False,
 ) -> list[Run]:
     """All runs, every recipe checked. A value such as ``none,lstm`` stands for one run with each part.
 
@@ -49,7 +55,7 @@ def expand(
             runs = open_sets(reference, overrides=tuple(overrides), out=out)
             runs = [run for run in runs if not seeds or run.recipe.run.seed in seeds]
         else:
-            runs = _of_recipe(reference, overrides, seeds, out)
+            runs = _of_recipe(reference, overrides, seeds, out, override)
         for run in runs:
             if not chooses_checkpoints(overrides):
                 run.recipe = by_the_clock(run.recipe, checkpoint_seconds)
@@ -60,15 +66,24 @@ def expand(
     return list(found.values())
 
 
-def _of_recipe(reference: str, overrides: Sequence[str], seeds: Sequence[int], out: Path) -> list[Run]:
-    name, choices = short_name(reference), [_alternatives(override) for override in overrides]
+def _of_recipe(reference: str, overrides: Sequence[str], seeds: Sequence[int], out: Path, override: bool) -> list[Run]:
+    """Below the name of the recipe: what all runs change in it, one folder for each setting that varies, the seed."""
+    name, plain = short_name(reference), load(reference)
+    choices = {text.partition("=")[0].strip(): _alternatives(text) for text in overrides}  # of a key, the last one
+    varied = sorted(key for key, options in choices.items() if len(options) > 1)
+    if seeds:
+        choices["run.seed"] = [f"run.seed={seed}" for seed in seeds]
+        varied = [key for key in varied if key != "run.seed"]
     runs = []
-    for chosen in itertools.product(*choices):
-        varied = [folder_name([text]) for text, options in zip(chosen, choices, strict=True) if len(options) > 1]
-        for seed in [f"run.seed={seed}" for seed in seeds] or [""]:
-            recipe = load(reference, [*chosen, *filter(None, [seed])])
-            label = "/".join([name, *varied, *filter(None, [seed.replace("run.seed=", "seed")])])
-            runs.append(Run(recipe, name, out / label, label))
+    for chosen in itertools.product(*choices.values()):
+        recipe = load(reference, chosen)
+        seed = f"seed{recipe.run.seed}" if seeds else ""
+        parted = {*varied, "run.seed"} if seeds else {*varied}
+        common = [f"{key}={value}" for key, _, value in differences(plain, recipe) if key not in parted]
+        own = [folder_name(common), *(folder_name([f"{key}={attrgetter(key)(recipe)}"]) for key in varied), seed]
+        older = [*(folder_name([text]) for text in chosen if text.partition("=")[0] in varied), seed]
+        path = own_folder(out.joinpath(name, *own), out.joinpath(name, *older), recipe, override)
+        runs.append(Run(recipe, name, path, str(path.relative_to(out))))
     return runs
 
 

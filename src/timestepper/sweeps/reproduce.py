@@ -102,6 +102,7 @@ def bring_to_end(
     """
     lost: set[str] = set()  # data sets, each told once
     to_train = [run for run in runs if run.state in _TO_TRAIN]
+    widen_device_queue([run.recipe for run in to_train], jobs)
     if jobs > 1 and to_train and (stop := _train_together(to_train, jobs, checkpoint_seconds, debug, lost)):
         return 128 + stop
     for number, run in enumerate(runs, 1):
@@ -135,7 +136,6 @@ def _train_together(
     try:
         from timestepper.sweeps import one_gpu
 
-        widen_device_queue([run.recipe for run in runs], jobs)
         shared = one_gpu.Shared()
         ready = [run for run in runs if _has_data(run, shared, lost)]
         if ready:

@@ -9,7 +9,9 @@ from watching import wait_for
 
 from timestepper.cli.sweep import _without_record
 from timestepper.recipe.load import load
+from timestepper.runs.run import Run
 from timestepper.runs.start import widen_device_queue
+from timestepper.sweeps.reproduce import MISSING, bring_to_end
 
 SWEEP = ["sweep", "smoke/digits", *SMALL, "run.epochs=8", "--seeds", "0,1", "--checkpoint-seconds", "0", "--out", "."]
 
@@ -39,7 +41,8 @@ def test_sigterm_saves_all_and_the_same_command_goes_on(tmp_path, more, uninterr
     second = run(tmp_path, *SWEEP, *more)
     assert second.returncode == 0, second.stderr
     assert second.stdout.count("going on at step") == 2
-    assert [remains(tmp_path / f"smoke/digits/seed{seed}") for seed in (0, 1)] == uninterrupted
+    whole = tmp_path / "smoke/digits/data.batch_size=256,run.epochs=8"
+    assert [remains(whole / f"seed{seed}") for seed in (0, 1)] == uninterrupted
 
 
 def test_mistakes_are_one_line(tmp_path, cli, monkeypatch):
@@ -71,6 +74,17 @@ def test_there_are_queues_for_runs_and_the_decoder_where_the_user_says_nothing(o
     monkeypatch.setattr(os, "environ", {} if before is None else {"CUDA_DEVICE_MAX_CONNECTIONS": before})
     widen_device_queue(recipes, jobs)
     assert os.environ == {"CUDA_DEVICE_MAX_CONNECTIONS": after}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_one_decision_about_queues_covers_all_runs_of_a_set(jobs, tmp_path, monkeypatch):
+    """CUDA reads it once: the first run must not decide for one that decodes on the GPU. Neither has data here."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+    recipes = [load(name, [f"data.root={tmp_path / 'nowhere'}"]) for name in ("paper/cifar10", "paper/imagenet")]
+    runs = [Run(recipe, "x", tmp_path / str(number), state=MISSING) for number, recipe in enumerate(recipes)]
+    assert bring_to_end(runs, tmp_path / "results", jobs=jobs) == 1
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
 
 
 def test_damaged_records_are_told_on_stderr_and_trained_again(tmp_path, capsys):

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from timestepper.errors import RecipeError
-from timestepper.recipe.load import load
+from timestepper.recipe.load import dump, load
 from timestepper.runs.run import Run
 from timestepper.sweeps.plan import by_the_clock, expand, open_sets, parse_seeds, split
 from timestepper.sweeps.several_gpus import shares
@@ -22,10 +22,10 @@ def test_arguments_are_told_apart_by_the_equals_sign():
 def test_every_recipe_with_every_seed_has_a_folder_of_its_own():
     entries = expand(["smoke/digits", "smoke/digits-lstm"], ["run.epochs=2"], [0, 5], OUT, 60.0)
     assert [str(entry.path) for entry in entries] == [
-        "out/smoke/digits/seed0",
-        "out/smoke/digits/seed5",
-        "out/smoke/digits-lstm/seed0",
-        "out/smoke/digits-lstm/seed5",
+        "out/smoke/digits/run.epochs=2/seed0",
+        "out/smoke/digits/run.epochs=2/seed5",
+        "out/smoke/digits-lstm/run.epochs=2/seed0",
+        "out/smoke/digits-lstm/run.epochs=2/seed5",
     ]
     assert [entry.recipe.run.seed for entry in entries] == [0, 5, 0, 5]
     assert {entry.recipe.run.epochs for entry in entries} == {2}
@@ -40,6 +40,59 @@ def test_several_values_make_several_runs_and_a_list_is_one_value():
         "smoke/digits/controller.kind=lstm/model.name=cifar-resnet14",
     ]
     assert labels(["smoke/digits"], ["schedule.milestones=[0.5,0.75]"]) == ["smoke/digits"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "seeds", "below"),
+    [
+        (["controller.kind=lstm"], [], ["/controller.kind=lstm"]),  # where train puts it too
+        (["controller.kind=none", "data.root=/elsewhere"], [], [""]),
+        (["run.seed=1", "controller.kind=lstm"], [], ["/controller.kind=lstm,run.seed=1"]),
+        (["run.seed=1,2"], [], ["/run.seed=1", "/run.seed=2"]),
+        (["run.seed=1,2"], [5], ["/seed5"]),
+        (["controller.kind=none,lstm", "controller.kind=lstm"], [], ["/controller.kind=lstm"]),
+        (["optimiser.lr=0.2,0.20,2e-1"], [], ["/optimiser.lr=0.2"]),
+        (["run.epochs=2", "optimiser.lr=0.1,1"], [], [f"/run.epochs=2/optimiser.lr={rate}" for rate in ("0.1", "1.0")]),
+    ],
+)
+def test_what_is_overridden_names_the_folder_once(overrides, seeds, below):
+    assert labels(["smoke/digits"], overrides, seeds) == [f"smoke/digits{name}" for name in below]
+
+
+def test_the_order_of_overrides_does_not_matter():
+    overrides = ["model.name=cifar/resnet8,cifar/resnet14", "run.epochs=2", "controller.kind=none,lstm", "run.seed=3"]
+    one, other = (labels(["smoke/digits"], given) for given in (overrides, overrides[::-1]))
+    assert len(one) == 4
+    assert sorted(one) == sorted(other)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "seeds", "older", "own"),
+    [
+        (["controller.kind=lstm"], [], "", "/controller.kind=lstm"),
+        (["run.epochs=2"], [4], "/seed4", "/run.epochs=2/seed4"),
+        (["optimiser.lr=1e-1,1"], [], "/optimiser.lr=1e-1", "/optimiser.lr=0.1"),
+        (
+            ["model.name=cifar/resnet14,cifar/resnet20", "controller.kind=lstm,none"],
+            [],
+            "/model.name=cifar-resnet14/controller.kind=lstm",
+            "/controller.kind=lstm/model.name=cifar-resnet14",
+        ),
+    ],
+)
+def test_a_run_of_an_older_version_goes_on_where_it_is_and_another_does_not_meet_it(
+    overrides, seeds, older, own, tmp_path
+):
+    def first(*more):
+        return expand(["smoke/digits"], [*overrides, *more], seeds, tmp_path, 60.0)[0]
+
+    wanted, whole = first(), tmp_path / "smoke/digits"
+    assert str(wanted.path) == f"{whole}{own}"
+    (tmp_path / f"smoke/digits{older}").mkdir(parents=True)
+    (tmp_path / f"smoke/digits{older}/recipe.toml").write_text(dump(wanted.recipe))
+    assert str(first().path) == f"{whole}{older}"
+    assert first().label == f"smoke/digits{older}"
+    assert str(first("data.augment=none").path) != f"{whole}{older}"
 
 
 def test_a_bad_recipe_is_refused_before_any_run_begins():

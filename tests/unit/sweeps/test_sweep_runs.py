@@ -222,7 +222,7 @@ def test_progress_is_one_line_per_epoch_and_run_where_there_is_no_terminal(tmp_p
     run_sweep(entries(tmp_path, recipes=PLAIN, seeds=(0, 1)))
     lines = capsys.readouterr().out.splitlines()
     for seed in (0, 1):
-        own = [line for line in lines if line.startswith(f"smoke/digits/seed{seed}: ")]
+        own = [line for line in lines if line.startswith(f"smoke/digits/data.batch_size=256,run.epochs=2/seed{seed}: ")]
         assert [line.split(": ")[1].split()[0] for line in own] == ["epoch", "epoch", "finished"]
 
 
