@@ -98,6 +98,23 @@ def test_a_folder_that_machines_do_not_share_is_told_in_one_line_and_nothing_is_
     assert [list(folder.iterdir()) for folder in folders] == [[], []]
 
 
+def test_machines_that_have_other_images_are_refused(tmp_path):
+    """Copies may lie elsewhere, but one of these has lost an image."""
+    roots = [runs.write_digit_folder(tmp_path / name, per_class=4, classes=2) for name in ("a", "b")]
+    (roots[1] / "train" / "1" / "003.png").unlink()
+    recipe = [*runs.folder_recipe(roots[0]), "data.workers=0", "data.batch_size=4"]
+    arguments = runs.train(tmp_path / "x", recipe=recipe)
+    more = (f"data.root={roots[1]}",)
+    with two_machines(arguments, tmp_path, restarts=0, more=more) as (first, second, _):
+        assert first.wait() != 0
+        assert second.wait() != 0
+        (told,) = errors_of(first.stderr + second.stderr)
+    assert told.startswith("rank 1 has other images than rank 0 (")
+    assert told.endswith("; give data.root the same everywhere")
+    assert {"7 to train and 4 to test", "8 to train and 4 to test"} & set(told.split("(")[1].split(" on there")[:1])
+    assert not (tmp_path / "x").exists()
+
+
 def test_machines_that_are_given_other_recipes_are_refused(tmp_path):
     """What rank 0 is is the rendezvous' choice."""
     more = ("optimiser.lr=0.2", "data.workers=3")

@@ -2,7 +2,8 @@
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -91,13 +92,19 @@ Images = ArrayImages | FolderImages
 
 @dataclass(frozen=True)
 class Dataset:
-    """`sha256` stands for the content in its order (of a folder: the file names), to be written into a record."""
+    """`sha256` stands for the content in its order, to be written into a record; of a folder for the names and sizes of
+    its files, because reading millions of them at every start would take longer than it is worth.
+
+    `facts`: what tells a folder from others wherever it lies, in numbers that a person understands; other sets are
+    known by their names.
+    """
 
     name: str
     train: Images
     test: Images
     classes: tuple[str, ...]
     sha256: str
+    facts: dict[str, Any] = field(default_factory=dict)
 
     @property
     def mean(self) -> tuple[float, ...]:

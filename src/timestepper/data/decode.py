@@ -1,6 +1,7 @@
 """One image file to the pixels of one sample on the CPU, or an error that names the file. Needs no torch."""
 
 import warnings
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -8,6 +9,7 @@ from PIL import Image, UnidentifiedImageError
 
 from timestepper.data.windows import Windows, cut
 from timestepper.errors import DataError, first_line
+from timestepper.files import check_readable
 
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP", "GIF")
 """Pillow knows many more, some of which start other programs; a file's name says nothing about its format."""
@@ -25,6 +27,8 @@ def refuse_bombs() -> None:
 
 def decode_rgb(source: str | BinaryIO) -> Image.Image:
     """Decode to the end, so that a file cut short is noticed, whatever is wrong with it raising as Pillow raises."""
+    if isinstance(source, str):
+        check_readable(Path(source))
     with Image.open(source, formats=FORMATS) as image:
         if image.mode == "RGB":
             image.load()

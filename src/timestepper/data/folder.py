@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,9 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", 
 EXPECTED = "expected train/<class>/<image> and val/<class>/<image>"
 SPLITS = ("train", "val")
 
+Files = dict[str, list[tuple[str, int]]]
+"""Of each class the images below its folder and their sizes, in torchvision's order."""
+
 
 def open_folder(name: str, root: Path, size: int = 224, resize: int | None = None) -> Dataset:
     """`resize` (shorter side before the test crop) keeps the usual 256 / 224 of `size` unless given."""
@@ -25,10 +29,12 @@ def open_folder(name: str, root: Path, size: int = 224, resize: int | None = Non
     if name == "imagenet" and len(train) != 1000:
         raise DataError(f"{root}: {len(train)} classes, but imagenet has 1000; for another image folder use 'folder'")
 
-    def half(split: str, classes: dict[str, list[str]]) -> FolderImages:
+    def half(split: str, classes: Files) -> FolderImages:
         counts = torch.tensor([len(files) for files in classes.values()])
         return FolderImages(
-            paths=tuple(os.path.join(root, split, label, file) for label, files in classes.items() for file in files),
+            paths=tuple(
+                os.path.join(root, split, label, file) for label, files in classes.items() for file, _ in files
+            ),
             labels=torch.repeat_interleave(torch.arange(len(classes)), counts),
             classes=len(classes),
             mean=MEAN,
@@ -37,8 +43,21 @@ def open_folder(name: str, root: Path, size: int = 224, resize: int | None = Non
             resize=round(size * 256 / 224) if resize is None else resize,
         )
 
+    total, bytes_of_all = hashlib.sha256(), 0
+    for split, classes in zip(SPLITS, (train, val), strict=True):
+        for label, files in classes.items():
+            for file, bytes_of_it in files:
+                total.update(os.fsencode(f"{split}/{label}/{file}\n{bytes_of_it}\n"))
+                bytes_of_all += bytes_of_it
     halves = half("train", train), half("val", val)
-    return Dataset(name, *halves, tuple(train), names_sha256(root, *halves))
+    facts = {
+        "classes": len(train),
+        "images to train on": len(halves[0]),
+        "images to test on": len(halves[1]),
+        "bytes": bytes_of_all,
+        "names and sizes": total.hexdigest()[:12],
+    }
+    return Dataset(name, *halves, tuple(train), total.hexdigest(), facts)
 
 
 def split_folders(root: Path) -> tuple[Path, Path]:
@@ -74,9 +93,46 @@ def is_image(entry: os.DirEntry) -> bool:
     return entry.name.lower().endswith(EXTENSIONS)
 
 
-def scan(split: Path) -> dict[str, list[str]]:
-    """Class name to file names, both sorted: the label of a class is its place, as in torchvision."""
-    classes = {name: names_in(split / name, is_image) for name in names_in(split, os.DirEntry.is_dir)}
+def images_below(folder: Path) -> list[tuple[str, int]]:
+    """Name and size of every image in a folder and the folders in it, ordered as torchvision does."""
+    found: list[tuple[str, str, int]] = []
+    waiting: list[tuple[str, tuple[object, ...]]] = [("", (_number(folder.stat()),))]
+    while waiting:
+        below, above = waiting.pop()
+        try:
+            with os.scandir(folder / below) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    if not entry.is_dir():
+                        if is_image(entry):
+                            found.append((below, entry.name, _size(entry)))
+                        continue
+                    number = _number(entry.stat())
+                    if number in above:
+                        raise DataError(f"{entry.path}: a link to a folder that it lies in; remove it")
+                    waiting.append((os.path.join(below, entry.name), (*above, number)))
+        except OSError as error:
+            raise DataError(f"{folder / below}: cannot be listed ({error.strerror}); check its permissions") from error
+    return [(os.path.join(below, name), size) for below, name, size in sorted(found)]
+
+
+def _number(about: os.stat_result) -> tuple[int, int]:
+    return about.st_dev, about.st_ino
+
+
+def _size(entry: os.DirEntry) -> int:
+    """-1: no file. It is named once it is to be read; here it would hide what else is bad."""
+    try:
+        about = entry.stat()
+    except OSError:
+        return -1
+    return about.st_size if stat.S_ISREG(about.st_mode) else -1
+
+
+def scan(split: Path) -> Files:
+    """The label of a class is its place in the sorted names, as in torchvision."""
+    classes = {name: images_below(split / name) for name in names_in(split, os.DirEntry.is_dir)}
     if not classes:
         loose = len(names_in(split, is_image))
         raise DataError(f"{split}: {EXPECTED}, found no class folder and {loose} images; make one folder per class")
@@ -89,7 +145,7 @@ def scan(split: Path) -> dict[str, list[str]]:
     return classes
 
 
-def compare_classes(root: Path, train: dict[str, list[str]], val: dict[str, list[str]]) -> None:
+def compare_classes(root: Path, train: Files, val: Files) -> None:
     only_train, only_val = sorted(train.keys() - val.keys()), sorted(val.keys() - train.keys())
     if only_train or only_val:
         raise DataError(
@@ -102,12 +158,3 @@ def compare_classes(root: Path, train: dict[str, list[str]], val: dict[str, list
 
 def listed(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "none"
-
-
-def names_sha256(root: Path, *halves: FolderImages) -> str:
-    """Of the file names below the root: reading millions of files at every start would take longer than it is worth."""
-    total = hashlib.sha256()
-    for half in halves:
-        for path in half.paths:
-            total.update(os.fsencode(os.path.relpath(path, root)) + b"\n")
-    return total.hexdigest()

@@ -128,7 +128,9 @@ def gpu_decodes(images: FolderImages, device: torch.device, decode: str) -> bool
         return False
     reason = "the device is no GPU" if device.type != "cuda" else obstacle(device)
     if reason and decode == "gpu":
-        raise DataError(f"data.decode cannot be gpu on {device}: {reason}; set data.decode=cpu")
+        raise DataError(
+            f"data.decode cannot be gpu on {device}: {reason}; set data.decode=cpu, with which a run goes on too"
+        )
     if reason:
         tell_once(f"images are decoded on the CPU: {reason}")
     return not reason

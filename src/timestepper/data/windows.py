@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 _AREA, _RATIO, _TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10  # of a random part: torchvision's defaults, the usual ones
+_THIN, _MANY = 64, 1 << 25  # how many times as long as wide, and the pixels of an image that take 128 MiB
 
 
 class View(NamedTuple):
@@ -86,11 +87,17 @@ def centre(width: int, height: int, view: View) -> Window:
 
 
 def cut(image: Image.Image, window: Window, size: int) -> Image.Image:
-    """The window of an image, by Pillow."""
+    """The window of an image, by Pillow. Of a very thin one only what is shown is scaled: all of it, 1 x 6000 pixels to
+    a shorter side of 256, would fill the memory. Its pixels are the same but for rounding, so others stay as they are.
+    """
     left, top, width, height, across, down, x, y, mirrored = window
     if (width, height) != image.size:
         image = image.crop((left, top, left + width, top + height))
-    image = image.resize((across, down), Image.Resampling.BILINEAR)
-    if (across, down) != (size, size):
-        image = image.crop((x, y, x + size, y + size))
+    if across * down > _MANY and max(across, down) > _THIN * min(across, down):
+        box = x * width / across, y * height / down, (x + size) * width / across, (y + size) * height / down
+        image = image.resize((size, size), Image.Resampling.BILINEAR, box)
+    else:
+        image = image.resize((across, down), Image.Resampling.BILINEAR)
+        if (across, down) != (size, size):
+            image = image.crop((x, y, x + size, y + size))
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else image

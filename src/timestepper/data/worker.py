@@ -12,6 +12,7 @@ from timestepper.data.decode import bad_image, read_sample, refuse_bombs
 from timestepper.data.jpeg import baseline_size
 from timestepper.data.windows import View, Window, Windows
 from timestepper.errors import DataError
+from timestepper.files import read_file
 
 _FIELDS = [(name, np.int64) for name in ("begin", "bytes", "height", "width")]
 _ROW = np.dtype([*_FIELDS, ("window", np.int64, len(Window._fields))])
@@ -77,7 +78,7 @@ def fill(place: int, path: str, seed: int, memory: Memory, windows: Windows, beg
         memory.pixels[place] = read_sample(path, seed, windows)
         return 0
     try:
-        data = Path(path).read_bytes()
+        data = read_file(Path(path))
     except OSError as error:
         raise bad_image(path, error) from error
     size = baseline_size(data) if len(data) <= memory.room else None

@@ -17,6 +17,8 @@ from timestepper.errors import DataError, LoaderError
 TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Sent to the whole process group, and meant for the trainer: it still needs batches while it saves and stops."""
 
+_TO_STOP = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR2}
+
 AHEAD = 4  # batches that are being made
 _SHARE = 16  # samples that a worker is given at a time
 
@@ -41,6 +43,8 @@ class Workers:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, TRAINERS_SIGNALS)  # inherited, and never unblocked
         try:
             for _ in range(count):
+                if self._processes and signal.sigpending() & _TO_STOP:
+                    break  # the trainer is to stop: those that are there suffice for that
                 ours, theirs = Pipe()
                 self._processes[ours] = _start(theirs.fileno(), memory, room, view)
                 self._load[ours] = 0

@@ -40,6 +40,7 @@ class _State:
     world: int = limited(least=1)
     metrics_sha256: str = ""
     observed: list[Tensor] = field(default_factory=list)
+    images: dict = field(default_factory=dict)
 
 
 class Checkpoints:

@@ -53,8 +53,10 @@ class FolderJournal(Journal):
         display: Display,
         tensorboard: bool = True,
         stamp: Callable[[], Mapping[str, Any]] = dict,
+        images: Mapping[str, Any] | None = None,
     ):
         self.folder, self.display, self.identity, self.recipe = folder, display, identity, recipe
+        self._asked = {"recipe": recipe, **({"images": images} if images else {})}
         self.steps, self.epochs = steps, epochs
         self._wants_tensorboard = tensorboard
         self._stamp = stamp  # stands beside every time: what may differ from one to the next
@@ -91,7 +93,7 @@ class FolderJournal(Journal):
         """
         times = [line for line in read_lines(self.folder.path / TIMING) if line["step"] <= earlier_step]
         self._write_times([{**line, "step": min(line["step"], state["step"])} for line in times])
-        state = {**state, "recipe": self.recipe, **self._whole_epochs(state)}
+        state = {**state, **self._asked, **self._whole_epochs(state)}
         saved = self._checkpoints.save(state["step"], state, self.identity)
         for path in self._checkpoints.paths():
             if path > saved:
@@ -151,7 +153,7 @@ class FolderJournal(Journal):
         self.display.epoch(line["epoch"], epochs, shown, columns)
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        written = {**state, "recipe": self.recipe, **self._metrics.sync()}
+        written = {**state, **self._asked, **self._metrics.sync()}
         self._note_time(step)
         self._saved = self._checkpoints.save(step, written, self.identity).name
         self.status("running", step)

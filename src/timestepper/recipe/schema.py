@@ -66,7 +66,7 @@ class DataSettings:
     size: int = setting(224, "Edge of the square input of image folders, in pixels.", least=8)
     resize: int | None = setting(None, "Shorter side before the centre crop of image folders.", least=8)
     workers: int = setting(
-        0, "Processes that decode image files, or read them for the GPU.", least=0, most=1024, free=True
+        0, "Processes that decode image files, or read them for the GPU.", least=0, most=256, free=True
     )
     decode: str = setting(
         "cpu",

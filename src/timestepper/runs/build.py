@@ -1,10 +1,11 @@
 """A recipe made real: data, network, optimiser, schedule. The one place where method and engine meet."""
 
 import ast
+import copy
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -52,6 +53,9 @@ def train_loader(recipe: Recipe, images: Any, runtime: Runtime, group: Group) ->
 def test_loader(recipe: Recipe, images: Any, runtime: Runtime, group: Group) -> data.Loader:
     """Every image once, in order, in batches of one size that all processes can share."""
     each = math.ceil(recipe.data.test_batch_size / group.world)
+    if recipe.data.decode == "gpu" and runtime.device.type != "cuda":  # what GPUs have trained is evaluated anywhere
+        runtime.tell_once("data.decode=gpu, but there is no GPU: images are decoded on the CPU")
+        recipe = replace(recipe, data=replace(recipe.data, decode="cpu"))
     return _loader(recipe, images, runtime, group, batch_size=each * group.world, training=False)
 
 
@@ -67,6 +71,21 @@ def _loader(recipe: Recipe, images: Any, runtime: Runtime, group: Group, **optio
         memory_format=torch.channels_last if runtime.channels_last else torch.contiguous_format,
         **options,
     )
+
+
+def check_parts(recipe: Recipe, model: nn.Module, batches: data.Loader) -> None:
+    """Refuse parts of a batch that batch norms can make nothing of: one image that has become one pixel."""
+    if batches.local_batch > recipe.data.accumulate:
+        return
+    try:
+        with torch.no_grad():
+            copy.deepcopy(model).train()(torch.zeros(1, *batches.input_shape, device=batches.device))
+    except ValueError as error:
+        raise RecipeError(
+            f"{recipe.model.name} cannot be trained on one image at a time ({first_line(error)}): data.batch_size "
+            f"{recipe.data.batch_size} is too small for data.accumulate={recipe.data.accumulate} and the number of "
+            "processes; use a larger batch or fewer parts"
+        ) from error
 
 
 def network(recipe: Recipe, images: Any, sync_bn: bool = False) -> nn.Module:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from timestepper import records
 from timestepper.engine.rundir import RECIPE, read_status
@@ -45,6 +46,12 @@ class Run:
         if (read_status(self.path) or {}).get("state") != "finished" or not (self.path / records.RECORD).exists():
             return False
         return holds(self.path, self.recipe)
+
+    @property
+    def images(self) -> dict[str, Any]:
+        """What a finished run's folder says of the image files that it was trained with; nothing for other data."""
+        said = (read_status(self.path) or {}).get("images")
+        return said if isinstance(said, dict) else {}
 
     def publish(self) -> None:
         """Put the record of a finished run where it was asked for."""

@@ -24,6 +24,11 @@ def train(run: Run, dist_timeout: float = 600.0) -> int:
         if run.results is not None:
             make_folder(run.results)
         if run.is_finished:
+            if run.images:
+                from timestepper.runs.build import dataset
+                from timestepper.runs.resume import refuse_other_images
+
+                refuse_other_images(run, dataset)
             run.publish()
             tell(f"{run.path} is finished; nothing to do (timestepper evaluate {run.path} shows its errors)")
             return 0

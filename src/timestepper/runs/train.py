@@ -23,7 +23,14 @@ from timestepper.engine.rundir import TIMING, RunDirectory, mark
 from timestepper.engine.runtime import choose_device
 from timestepper.engine.schedule import Schedule
 from timestepper.engine.signals import Signals
-from timestepper.errors import DistributedError, LoaderError, RecipeError, RunDirectoryError, TimestepperError
+from timestepper.errors import (
+    DataError,
+    DistributedError,
+    LoaderError,
+    RecipeError,
+    RunDirectoryError,
+    TimestepperError,
+)
 from timestepper.files import digest
 from timestepper.recipe.load import as_dict, dump
 from timestepper.runs import build, finish
@@ -99,6 +106,8 @@ class Process:
             self.signals.install()
             self._refuse_strangers()
         self.data = self.data or build.dataset(recipe)
+        if self.group.active:
+            self._refuse_other_images()
 
     def _refuse_strangers(self) -> None:
         """All processes must have one recipe, and see the folder that rank 0 writes to.
@@ -131,6 +140,21 @@ class Process:
 
         self.group.agree(refuse)
 
+    def _refuse_other_images(self) -> None:
+        """Data may lie elsewhere on another machine, but must be the same."""
+        mine = [int(self.data.sha256[:15], 16), len(self.data.train), len(self.data.test)]
+        theirs = self.group.gather(torch.tensor(mine, device=self.device)).tolist()
+
+        def refuse() -> None:
+            for rank, told in enumerate(theirs):
+                if told != mine:
+                    raise DataError(
+                        f"rank {rank} has other images than rank 0 ({told[1]} to train and {told[2]} to test on there, "
+                        f"{mine[1]} and {mine[2]} here, or other names or sizes); give data.root the same everywhere"
+                    )
+
+        self.group.agree(refuse)
+
     def _resume(self) -> Training:
         """The run, where its folder stands."""
         recipe, images, parts = self.run.recipe, self.data.train, (self.runtime, self.group)
@@ -138,6 +162,7 @@ class Process:
         schedule = build.schedule(recipe, batches.steps)
         model = self.runtime.place(build.network(recipe, images, recipe.runtime.sync_bn and self.group.active))
         optimiser = build.optimiser(recipe, model)
+        build.check_parts(recipe, model, batches)
         observer = NetworkObserver(model, batches.input_shape, recipe.run.monitor)
         state = self.group.agree(lambda: self._open_folder(schedule, batches.samples, model, optimiser))
         training = Training(
@@ -173,11 +198,12 @@ class Process:
             display=self.display,
             tensorboard=run.recipe.run.tensorboard,
             stamp=lambda: {"commit": commit, "sharing": run.sharing},
+            images=self.data.facts,
         )
         state = journal.find()
         if state is not None:
             earlier_step = state["step"]
-            state = reconcile(state, run, samples, self.group.world, self.display.tell)
+            state = reconcile(state, run, self.data.facts, samples, self.group.world, self.display.tell)
             check_fit(where, state, model, momentum_of(optimiser))
             if state["step"] != earlier_step:
                 state = journal.recount(state, earlier_step)
@@ -207,7 +233,8 @@ class Process:
         )
         records.write(made, run)
         self.run.publish()
-        self._journal.status("finished", self.step, test_error=final["test"]["error"])
+        more = {"images": self.data.facts} if self.data.facts else {}
+        self._journal.status("finished", self.step, test_error=final["test"]["error"], **more)
         return final
 
     def _poll(self) -> None:

@@ -26,6 +26,7 @@ from timestepper.engine.signals import Signals
 from timestepper.errors import TimestepperError, first_line
 from timestepper.recipe.schema import Recipe
 from timestepper.runs import build
+from timestepper.runs.resume import refuse_other_images
 from timestepper.runs.run import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, Run
 from timestepper.runs.start import widen_device_queue
 from timestepper.runs.train import Process
@@ -106,6 +107,8 @@ def take(run: Run, display: Display, shared: Shared, debug: bool = False) -> Ite
     stream, process = None, None
     try:
         if run.is_finished:
+            if run.images:
+                refuse_other_images(run, lambda recipe: shared.dataset(recipe, choose_device(recipe.runtime.device)))
             run.publish()
             run.state, run.message = ALREADY, "nothing to do"
         else:

@@ -5,18 +5,22 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torchvision
 from digit_folder import write_digit_folder
 from hostile_files import huge_png
 from PIL import Image
 
 from timestepper.data import check, loader, open_dataset
 from timestepper.data.decode import decode_rgb
+from timestepper.data.windows import View, Windows
+from timestepper.data.worker import Memory, fill
 from timestepper.errors import DataError
 
 
@@ -58,12 +62,39 @@ def test_a_good_folder(root):
     assert check("folder", root) == []
 
 
-def test_the_sum_stands_for_the_file_names_wherever_the_folder_lies(root, tmp_path):
-    first = open_dataset("folder", root).sha256
+def test_the_sum_stands_for_names_and_sizes_wherever_the_folder_lies(root, tmp_path):
+    first = open_dataset("folder", root)
     moved = root.rename(tmp_path / "moved")
-    assert open_dataset("folder", moved).sha256 == first
+    assert open_dataset("folder", moved).sha256 == first.sha256
+    assert open_dataset("folder", moved).facts == first.facts
     (moved / "val" / "0" / "000.png").rename(moved / "val" / "0" / "zzz.png")
-    assert open_dataset("folder", moved).sha256 != first
+    renamed = open_dataset("folder", moved)
+    assert {fact for fact in first.facts if first.facts[fact] != renamed.facts[fact]} == {"names and sizes"}
+    with open(moved / "train" / "0" / "000.png", "ab") as file:
+        file.write(b"more")
+    larger = open_dataset("folder", moved)
+    assert len({dataset.sha256 for dataset in (first, renamed, larger)}) == 3
+    assert larger.facts["bytes"] == renamed.facts["bytes"] + 4
+
+
+def test_folders_in_a_class_are_read_in_torchvisions_order(root, tmp_path):
+    for number, below in enumerate(("b/x", "b-c", "a", "b")):
+        (root / "train" / "3" / below).mkdir(parents=True, exist_ok=True)
+        shutil.copy(root / "train" / "4" / f"00{number}.png", root / "train" / "3" / below / f"{9 - number}.png")
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copy(root / "train" / "4" / "007.png", tmp_path / "elsewhere" / "linked.png")
+    (root / "train" / "3" / "link").symlink_to(tmp_path / "elsewhere")
+    found = open_dataset("folder", root).train
+    expected = torchvision.datasets.ImageFolder(str(root / "train")).samples
+    assert list(zip(found.paths, found.labels.tolist(), strict=True)) == expected
+    assert len(expected) == 105
+
+
+def test_a_folder_that_holds_itself_is_named(root):
+    (root / "train" / "3" / "inner").mkdir()
+    (root / "train" / "3" / "inner" / "outer").symlink_to(root / "train" / "3")
+    with pytest.raises(DataError, match=r"train/3/inner/outer: a link to a folder that it lies in; remove it"):
+        open_dataset("folder", root)
 
 
 def one_class(root):
@@ -219,6 +250,27 @@ def test_an_unreadable_class_is_named(root):
     (root / "train" / "5").chmod(0)
     with pytest.raises(DataError, match=r"train/5: cannot be listed .Permission denied"):
         open_dataset("folder", root)
+
+
+def test_a_pipe_is_listed_and_never_opened(root):
+    """Nobody writes to it: whoever opened it would wait for ever."""
+    path = root / "train" / "0" / "pipe.jpg"
+    os.mkfifo(path)
+    assert check("folder", root) == [(str(path), "it is a device or a pipe")]
+    images = open_dataset("folder", root, size=8).train
+    for decode in ("cpu", "gpu"):
+        with pytest.raises(DataError, match=r"pipe.jpg: cannot be read as an image: it is a device or a pipe"):
+            read_sample_as_worker(str(path), decode)
+    with pytest.raises(DataError, match=r"pipe.jpg: cannot be read as an image: it is a device or a pipe"):
+        list(loader(images, batch_size=10, seed=0, training=False, workers=1).epoch(0))
+
+
+def read_sample_as_worker(path: str, decode: str) -> None:
+    """Into memory for one sample, with room for its file where a GPU is to decode it."""
+    room = 1000 if decode == "gpu" else 0
+    with tempfile.TemporaryFile() as file:
+        file.truncate(Memory.bytes_each(8, room))
+        fill(0, path, 0, Memory(file.fileno(), 8, room), Windows(View(8, 8)), 0)
 
 
 def odd_images():

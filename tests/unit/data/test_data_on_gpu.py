@@ -211,7 +211,9 @@ def test_only_ordinary_jpegs_are_for_the_gpu():
 def test_who_decodes(folder):
     assert not gpu_decodes(folder.train, CPU, "auto")
     assert not gpu_decodes(folder.train, CPU, "cpu")
-    with pytest.raises(DataError, match=r"data.decode cannot be gpu on cpu: the device is no GPU; set data.decode=cpu"):
+    with pytest.raises(
+        DataError, match=r"data.decode cannot be gpu on cpu: the device is no GPU; set data.decode=cpu, with"
+    ):
         gpu_decodes(folder.train, CPU, "gpu")
     with pytest.raises(UnknownNameError, match="no decoder is called 'GPU'; there are cpu, gpu, auto"):
         loader(folder.train, batch_size=8, seed=0, training=False, decode="GPU")

@@ -222,6 +222,22 @@ def test_signals_meant_for_the_trainer_pass_the_workers_by(folder):
     assert equal(rest, batches(folder.train, batch_size=2)[1:])
 
 
+def test_a_trainer_that_is_told_to_stop_starts_no_more_workers():
+    """While they start, its signals wait: a thousand of them would make it deaf for minutes."""
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append(len(children(os.getpid()))))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        workers = Workers(5, View(8, 8), 4)
+        assert len(workers._processes) == 1
+        workers.close()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGTERM, before)
+    assert len(heard) == 1
+
+
 def test_closing_an_epoch_ends_its_workers(folder):
     steps, workers = running(folder.train)
     assert len(workers) == 2
@@ -275,23 +291,15 @@ def kill_and_go_on(worker, steps):
     list(steps)
 
 
-def test_a_worker_killed_while_its_batch_is_awaited_is_told(tmp_path):
-    """The first file is a pipe that nobody writes to, so the worker hangs until it is killed."""
-    images = open_dataset("folder", write_digit_folder(tmp_path / "digits", per_class=2), size=16).train
-    os.unlink(images.paths[0])
-    os.mkfifo(images.paths[0])
-    before = children(os.getpid())
-
-    def kill_the_worker():
-        with open(images.paths[0], "wb"):  # opens as soon as the worker has opened it
-            for child in children(os.getpid()):
-                if child not in before:
-                    os.kill(child, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill_the_worker)
+def test_a_worker_killed_while_its_batch_is_awaited_is_told(folder):
+    """It is held before it is given anything, and so makes nothing until it is killed."""
+    batches = make(folder.train, training=False, workers=1)
+    (worker,) = batches.processes()._processes.values()
+    os.kill(worker.pid, signal.SIGSTOP)
+    killer = threading.Timer(0.3, worker.kill)
     killer.start()
-    with pytest.raises(LoaderError, match="ended with exit code -9"):
-        batches(images, training=False, workers=1)
+    with pytest.raises(LoaderError, match=f"process {worker.pid} ended with exit code -9"):
+        list(batches.epoch(0))
     killer.join()
 
 

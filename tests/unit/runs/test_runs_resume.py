@@ -14,12 +14,12 @@ def recipe(*changes):
     return loads("", "test", ["run.epochs=4", *changes])
 
 
-def go_on(before, after, *, step=15, done=1, override=False, world=1, samples=SAMPLES):
+def go_on(before, after, *, step=15, done=1, override=False, world=1, samples=SAMPLES, images=None):
     """Reconcile a state of ``before`` (10 steps an epoch) with ``after``; the new state and what was said."""
     state = {"recipe": dump(before), "step": step, "epochs_done": done, "world": 1, "interval": [1.0], "epoch": [2.0]}
     told = []
     run = Run(after, "x", Path("runs/x"), override=override)
-    return reconcile(state, run, samples, world, told.append), told
+    return reconcile(state, run, images or {}, samples, world, told.append), told
 
 
 def test_the_same_recipe_goes_on_silently():
