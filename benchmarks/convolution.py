@@ -4,14 +4,13 @@
 
 For every distinct layer of CIFAR ResNet-56 that the kernels take: forward, input gradient and weight gradient by cuDNN
 (bf16, channels-last, benchmark mode) and by ours, as kernels/convolution.py divides the work and in the ways that
-differ from that in one number. A figure is the median of calls recorded in one CUDA graph; data lie in the L2
+differ from that in one number. A figure is Triton's median of calls recorded in one CUDA graph; data lie in the L2
 cache, as they do in training. Every way is compared with float64. One that does not compile or is wrong is printed and
 left out. The best go into the tables.
 
 Whole training steps: ``training_step.py`` with runtime.fast_convolutions=true and without.
 """
 
-import argparse
 import contextlib
 import multiprocessing
 import time
@@ -21,8 +20,9 @@ import torch
 from engine_runs import parser, write
 from torch import Tensor
 from torch.nn import functional as F
+from triton.testing import do_bench_cudagraph
 
-from timestepper.bench.timing import environment, interleaved
+from timestepper.bench.timing import environment
 from timestepper.kernels.convolution import (
     CONVOLVE,
     WEIGHT_GRADIENT,
@@ -87,19 +87,8 @@ def library(kind: str, x: Tensor, weight: Tensor, gradient: Tensor) -> Tensor:
     return library_gradient(gradient, x, weight, 0 if kind == "input gradient" else 1)
 
 
-def microseconds(call: Callable[[], Tensor], calls: int, rounds: int) -> float:
-    """Median time of a call, recorded so many times in one CUDA graph."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(calls):
-            call()
-    timing = interleaved({"graph": graph.replay}, torch.device("cuda"), rounds=rounds, seconds=0)  # once a round
-    return 1000 * timing["graph"].ms.median / calls
+def microseconds(call: Callable[[], Tensor]) -> float:
+    return 1000 * do_bench_cudagraph(call, rep=1, return_mode="median")
 
 
 def compile_one(task: tuple[str, int, Blocks]) -> None:
@@ -110,12 +99,11 @@ def compile_one(task: tuple[str, int, Blocks]) -> None:
         torch.cuda.synchronize()
 
 
-def measure(kind: str, case: tuple[Tensor, Tensor, Tensor], options: argparse.Namespace) -> dict:
+def measure(kind: str, case: tuple[Tensor, Tensor, Tensor]) -> dict:
     """cuDNN and every configuration on one layer."""
     batch, channels = case[0].shape[:2]
-    timing = (options.calls, options.rounds)
     exact = library(kind, *(tensor.double() for tensor in case))
-    base = microseconds(lambda: library(kind, *case), *timing)
+    base = microseconds(lambda: library(kind, *case))
     base_error = relative_error(library(kind, *case), exact)
     print(f"\n{channels} channels, batch {batch}, {kind}: cuDNN {base:.2f} us, error {base_error:.1e}")
     rows = []
@@ -125,7 +113,7 @@ def measure(kind: str, case: tuple[Tensor, Tensor, Tensor], options: argparse.Na
             error = relative_error(ours(kind, *case, blocks), exact)
             if error > max(WORST, 1.1 * base_error):
                 raise ArithmeticError(f"error {error:.1e}")
-            found = microseconds(lambda: ours(kind, *case, blocks), *timing)  # noqa: B023
+            found = microseconds(lambda: ours(kind, *case, blocks))  # noqa: B023
         except Exception as failure:
             print(f"  failed: {text}: {type(failure).__name__}: {str(failure)[:200]}")
             continue
@@ -157,8 +145,6 @@ def main() -> None:
     asked = parser(__doc__)
     asked.add_argument("--batches", type=int, nargs="+", default=[128, 64], help="images at once")
     asked.add_argument("--channels", type=int, nargs="+", default=[*LAYERS], choices=LAYERS, help="of the layer")
-    asked.add_argument("--calls", type=int, default=20, help="calls in one graph")
-    asked.add_argument("--rounds", type=int, default=9, help="replays of a graph")
     asked.add_argument("--jobs", type=int, default=8, help="processes that compile")
     options = asked.parse_args()
     torch.backends.cudnn.benchmark = True
@@ -168,12 +154,12 @@ def main() -> None:
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         pool.map(compile_one, sorted(tasks), chunksize=1)
     print(f"compiled in {time.perf_counter() - start:.0f} s")
-    report: dict = {"environment": environment(torch.device("cuda"), options.commit), "layers": []}
+    report: dict = {"environment": environment(torch.device("cuda")), "layers": []}
     for channels in options.channels:
         for batch in options.batches:
             case = tensors(batch, channels)
             known = {"channels": channels, "batch": batch}
-            report["layers"] += [known | measure(kind, case, options) for kind in KINDS]
+            report["layers"] += [known | measure(kind, case) for kind in KINDS]
             write(options.json, report)
     summary(report["layers"])
     print(f"{time.perf_counter() - start:.0f} s in all")

@@ -24,7 +24,6 @@ from timestepper.runs import build
 def parser(description: str | None) -> argparse.ArgumentParser:
     """With the options that all scripts have."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--commit", help="recorded where the source carries no history")
     made.add_argument("--json", type=pathlib.Path, help="write all figures here, as they come")
     return made
 

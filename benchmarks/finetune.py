@@ -7,8 +7,8 @@ Each RUN is a plain network that our engine trained. It gets a new head, the lin
 form, so that a head that is not trained is still one), and is tuned in each of the ways of WAYS, all with Adam, cosine
 to zero, no weight decay. The last images of the training set are held out. On them the first network chooses each
 way's learning rate, which the other networks then use; the test set is looked at once, at the end of a run.
-RUNs that are still training are waited for. Several tunings share the GPU, in processes of their own. What the JSON
-file holds already is kept, so that the work can be done in pieces.
+With --jobs several tunings share the GPU, in processes of their own. What the JSON file holds already is kept, so that
+the work can be done in pieces.
 """
 
 import argparse
@@ -16,11 +16,11 @@ import functools
 import itertools
 import json
 import multiprocessing
-import os
 import pathlib
 import statistics
 import time
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -180,21 +180,6 @@ def folded(net: nn.Module, runtime: Runtime, batches: data.Loader) -> dict:
     }
 
 
-def warm(options: argparse.Namespace) -> None:
-    """Import, read the data, compile the kernels: all that can be done before there is a network."""
-    torch.set_num_threads(1)
-    images(options.root, options.held_out, options.limit)
-    device = choose_device("auto")
-    if device.type == "cuda":
-        runtime = Runtime(device, "bf16", channels_last=True, fast_convolutions=True)
-        for kind in ("lstm", "independent"):
-            net = runtime.place(timestepper.attach(create_model("cifar/resnet56"), kind))
-            with runtime.autocast():
-                x = torch.zeros(options.batch, 3, 32, 32, device=device)
-                net(x.contiguous(memory_format=torch.channels_last)).float().sum().backward()
-        torch.cuda.synchronize()
-
-
 def table(results: list[dict], chosen: dict[str, float]) -> str:
     """Markdown: mean and deviation of the test error over the networks, at each way's learning rate."""
     lines = ["| trained | parameters | rate | test error | folded |", "| --- | --- | --- | --- | --- |"]
@@ -208,47 +193,26 @@ def table(results: list[dict], chosen: dict[str, float]) -> str:
     return "\n".join(lines)
 
 
-def wait_for(runs: list[pathlib.Path], before: list[dict]) -> list[dict]:
-    """What the networks to tune are, with those of before; returns when all of them are trained."""
-    while not all((run / "record.json").exists() for run in runs):
-        time.sleep(0.2)
-    records = [json.loads((run / "record.json").read_text()) for run in runs]
+def trained(run: pathlib.Path) -> dict:
+    """What is to be known of a network that is tuned."""
+    record = json.loads((run / "record.json").read_text())
     keys = ("name", "seed", "recipe", "device", "commit", "versions", "wall_seconds", "data_sha256")
-    found = [{key: record[key] for key in keys} | {"test": record["final"]["test"]} for record in records]
-    return before + [base for base in found if base["seed"] not in {other["seed"] for other in before}]
+    return {key: record[key] for key in keys} | {"test": record["final"]["test"]}
 
 
-def work(pool: ProcessPoolExecutor, options: argparse.Namespace, content: dict, deadline: float) -> None:
-    """All tunings; a way's other networks begin as soon as its learning rate is chosen."""
-    runs = {json.loads((run / "record.json").read_text())["seed"]: run for run in options.runs}
-    first = min(base["seed"] for base in content["base"])
-    waiting: dict[Future, Tuning] = {}
-
-    def submit(*tasks: Tuning) -> None:
-        waiting.update({pool.submit(tune, task, options): task for task in tasks})
-
-    def others(way: str, lr: float) -> list[Tuning]:
-        there = {(row["way"], row["seed"]) for row in content["results"]}
-        return [Tuning(way, run, seed, lr) for seed, run in runs.items() if seed != first and (way, seed) not in there]
-
-    for way in options.ways:
-        chosen = content["chosen"].get(way)
-        submit(*(others(way, chosen) if chosen else (Tuning(way, runs[first], first, lr) for lr in options.rates)))
-    while waiting and time.time() < deadline:
-        done, _ = wait(waiting, timeout=max(0, deadline - time.time()), return_when=FIRST_COMPLETED)
-        for future in done:
-            task = waiting.pop(future)
-            error = future.exception()
-            found = f"{task}: {type(error).__name__}: {error}" if error else future.result()
-            content["failed" if error else "results"].append(found)
-            print(json.dumps(found), flush=True)
-            trials = [row for row in content["results"] if (row["way"], row["seed"]) == (task.way, first)]
-            if task.seed == first and len(trials) == len(options.rates) and not error:
-                lr = min(trials, key=lambda row: row["held_out"])["lr"]
-                content["chosen"][task.way] = lr
-                submit(*others(task.way, lr))
-        write(options.json, content)
-    content["unfinished"] = [f"{task.way}, seed {task.seed}, rate {task.lr:g}" for task in waiting.values()]
+def tune_all(tasks: Iterable[Tuning], options: argparse.Namespace, content: dict) -> None:
+    """What is not there yet, so many at a time; all is written as it comes, and one that fails stops no other."""
+    there = {(row["way"], row["seed"], row["lr"]) for row in content["results"]}
+    left = [task for task in tasks if (task.way, task.seed, task.lr) not in there]
+    with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(tune, task, options): task for task in left}
+        for done in as_completed(running):
+            if error := done.exception():
+                print(f"{running[done]}: {type(error).__name__}: {error}", flush=True)
+                continue
+            content["results"].append(done.result())
+            print(json.dumps(done.result()), flush=True)
+            write(options.json, content)
 
 
 def main() -> None:
@@ -261,28 +225,27 @@ def main() -> None:
     asked.add_argument("--held-out", type=int, default=5000, help="training images that only choose the rate")
     asked.add_argument("--root", help="folder of the data; by default the usual places")
     asked.add_argument("--jobs", type=int, default=1, help="tunings at once")
-    asked.add_argument("--seconds", type=float, default=1e6, help="end after so long, finished or not")
     asked.add_argument("--limit", type=int, help="images of each part, to try this script out")
     options = asked.parse_args()
-    began = time.time()
-    pool = ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn"))
-    errors = [ready.exception() for ready in [pool.submit(warm, options) for _ in range(options.jobs)]]
-    print(f"ready after {time.time() - began:.0f} s", *filter(None, errors), flush=True)
-    told = vars(options) | {"runs": [str(run) for run in options.runs], "json": None}
-    content: dict = {"base": [], "chosen": {}, "results": [], "failed": []}
+    content: dict = {"chosen": {}, "results": []}
     if options.json and options.json.exists():
         content |= json.loads(options.json.read_text())
-    content |= {"environment": environment(choose_device("auto"), options.commit), "options": told}
-    content["base"] = wait_for(options.runs, content["base"])
-    print(f"networks trained after {time.time() - began:.0f} s", flush=True)
-    work(pool, options, content, began + options.seconds)
+    base = [trained(run) for run in options.runs]
+    runs = {known["seed"]: run for known, run in zip(base, options.runs, strict=True)}
+    first, *others = sorted(runs)
+    told = vars(options) | {"runs": [str(run) for run in options.runs], "json": None}
+    content |= {"environment": environment(choose_device("auto")), "options": told, "base": base}
+    rates = itertools.product(options.ways, options.rates)
+    tune_all((Tuning(way, runs[first], first, lr) for way, lr in rates), options, content)
+    for way in options.ways:
+        trials = [row for row in content["results"] if (row["way"], row["seed"]) == (way, first)]
+        if trials:
+            content["chosen"][way] = min(trials, key=lambda row: row["held_out"])["lr"]
+    chosen = [(way, lr) for way, lr in content["chosen"].items() if way in options.ways]
+    tune_all((Tuning(way, runs[seed], seed, lr) for seed in others for way, lr in chosen), options, content)
     content["table"] = table(content["results"], content["chosen"]).splitlines()
-    content["seconds"] = round(time.time() - began, 1)
     write(options.json, content)
-    print("\n".join(content["table"]), *content["unfinished"], sep="\n", flush=True)
-    for process in multiprocessing.active_children():  # what is unfinished is told of
-        process.kill()
-    os._exit(0)
+    print("\n".join(content["table"]), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import os
 import pathlib
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -67,25 +66,8 @@ def decoders_alone(paths: list[str], options: argparse.Namespace, device: torch.
         wait_for(device)
         return len(files)
 
-    with busy_engines() as seen:
-        alone = per_second(lambda: len(decode(files)), options.seconds / 2, device)
-    both = per_second(decode_and_cut, options.seconds / 2, device)
-    return {"decoder": alone, "decoder_and_cut": both, "jpeg_engines_busy": seen}
-
-
-@contextlib.contextmanager
-def busy_engines() -> Iterator[list[str]]:
-    """How busy the JPEG engines are, as nvidia-smi says twice a second: whether they are reached at all."""
-    seen: list[str] = []
-    query = ["nvidia-smi", "--query-gpu=utilization.jpeg,utilization.gpu", "--format=csv,noheader", "--loop-ms=500"]
-    with tempfile.TemporaryFile("w+") as file, contextlib.ExitStack() as running:
-        with contextlib.suppress(FileNotFoundError):  # no such program
-            watching = running.enter_context(subprocess.Popen(query, stdout=file, stderr=file))
-            running.callback(watching.terminate)
-        yield seen
-        running.close()
-        file.seek(0)
-        seen += file.read().splitlines()
+    alone = per_second(lambda: len(decode(files)), options.seconds / 2, device)
+    return {"decoder": alone, "decoder_and_cut": per_second(decode_and_cut, options.seconds / 2, device)}
 
 
 def pixel_difference(images: Any, options: argparse.Namespace, device: torch.device) -> dict[str, float]:
@@ -114,7 +96,7 @@ def ours(images: Any, options: argparse.Namespace, device: torch.device, decode:
 
 
 class Foreign:
-    """Another library's loader as our engine asks for batches."""
+    """Another library's loader, or a list of batches, as our engine asks for them."""
 
     def __init__(self, batches: Any, samples: int, device: torch.device):
         self.batches, self.steps, self.samples, self.device = batches, len(batches), samples, device
@@ -169,16 +151,9 @@ def repeated(root: pathlib.Path, options: argparse.Namespace, transform: Callabl
 # -- the step ----------------------------------------------------------------------------------------------------------
 
 
-class Same:
+def one_again(batches: Any, device: torch.device) -> Foreign:
     """One batch of ours that is on the device already, again and again: the step alone."""
-
-    def __init__(self, batches: Any):
-        self.steps, self.samples = batches.steps, batches.samples
-        self.batch = next(batches.epoch(0))
-
-    def epoch(self, _epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        for _ in range(first_step, self.steps):
-            yield self.batch
+    return Foreign([next(batches.epoch(0))] * batches.steps, batches.samples, device)
 
 
 def training_speed(run: Training, batches: Any, options: argparse.Namespace, warm_up: int) -> float:
@@ -217,10 +192,10 @@ class Report:
 
 
 def measure(root: pathlib.Path, options: argparse.Namespace, report: Report) -> None:
-    made = make_images(root, options.images, options.stored, options.photos)
+    made = make_images(root, options.images, options.stored)
     report.part("images", lambda: made)
     device = torch.device(options.device)
-    report.part("environment", lambda: environment(device, options.commit) | {"processors": os.cpu_count()})
+    report.part("environment", lambda: environment(device) | {"processors": os.cpu_count()})
     data = open_dataset("folder", root, size=options.size)
     once = data.train
     many = replace(once, paths=once.paths * options.repeat, labels=once.labels.repeat(options.repeat))
@@ -240,7 +215,7 @@ def measure(root: pathlib.Path, options: argparse.Namespace, report: Report) -> 
     changes += [f"data.resize={round(options.size * 256 / 224)}", "data.name=folder", f"data.root={root}"]
     recipe = load("paper/imagenet", [*changes, *options.overrides])
     run = training(recipe, replace(data, train=many), device)
-    step = report.part("step_alone", lambda: training_speed(run, Same(makers["ours_cpu"]()), options, warm_up=8))
+    step = report.part("step_alone", lambda: training_speed(run, one_again(makers["ours_cpu"](), device), options, 8))
     for name, make in makers.items():
         found = report.part(f"{name}_training", lambda make=make: training_speed(run, make(), options, options.warm_up))
         if name == "ours_gpu" and found and step and alone:
@@ -260,7 +235,6 @@ def main() -> None:
     asked.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 1) - 2), help="of each loader")
     asked.add_argument("--seconds", type=float, default=5.0, help="of timing for each figure")
     asked.add_argument("--warm-up", type=int, default=30, help="batches before that: what was loaded ahead")
-    asked.add_argument("--photos", type=pathlib.Path, help="folder of photographs; absent: scikit-learn's")
     asked.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu", help="where")
     asked.add_argument("--only", action="append", metavar="FIGURE", help="this one, by its name; may be repeated")
     options = asked.parse_args()

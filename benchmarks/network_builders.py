@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from timestepper.sites.example import calls_of
+
 
 def build(library: str, name: str):
     """(network, example, loss of the network)."""
@@ -65,14 +67,7 @@ def detection(net: nn.Module):
 def from_transformers(name: str):
     import transformers
 
-    net = tiny(transformers, name)
-    return net, None, lambda net: squares(net(**example_of(net)))
-
-
-def example_of(net: nn.Module):
-    from timestepper.sites.example import calls_of
-
-    return calls_of(net)[-1].kwargs
+    return tiny(transformers, name), None, lambda net: squares(net(**calls_of(net)[-1].kwargs))
 
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -116,7 +111,11 @@ def tiny(transformers, name: str) -> nn.Module:
     return getattr(transformers, name + head)(getattr(transformers, f"{name}Config")(**options))
 
 
+def floating(output) -> list[Tensor]:
+    """All floating tensors of an output."""
+    return [t for t in tree_flatten(output)[0] if isinstance(t, Tensor) and t.is_floating_point()]
+
+
 def squares(output) -> Tensor:
     """Something that depends on all of an output."""
-    found = [t for t in tree_flatten(output)[0] if isinstance(t, Tensor) and t.is_floating_point() and t.requires_grad]
-    return sum((t.float() ** 2).mean() for t in found)
+    return sum((t.float() ** 2).mean() for t in floating(output) if t.requires_grad)

@@ -18,6 +18,15 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
+from engine_runs import write
+from network_builders import build, floating
+
+import timestepper
+from timestepper.files import write_atomic
+from timestepper.records import commit
+from timestepper.sites.example import calls_of
+
 HERE = Path(__file__).parent
 LIST = HERE / "networks.json"
 RESULTS = HERE / "results" / "networks.json"
@@ -33,7 +42,6 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=300, help="limit for each network")
     options.add_argument("--again", action="store_true", help="also those that have a result")
     options.add_argument("--jobs", type=int, default=1, help="networks at once")
-    options.add_argument("--commit", help="of this source, where git cannot say it")
     options.add_argument("--one", nargs=2, metavar=("LIBRARY", "NAME"), help="measure one, in this process")
     chosen = options.parse_args()
     if chosen.one:
@@ -50,23 +58,17 @@ def main() -> None:
     ]
     # The longest first, so that no job is left alone with them at the end.
     wanted.sort(key=lambda which: -results.get("/".join(which), {}).get("seconds", 0))
-    where = {"commit": chosen.commit or commit(), "versions": versions()}
+    source = commit()
+    where = {"commit": source[:9] + "+" * source.endswith("+"), "versions": versions()}
     with ThreadPoolExecutor(chosen.jobs) as jobs:
         running = {jobs.submit(in_its_own_process, *which, chosen.seconds): "/".join(which) for which in wanted}
         for done in as_completed(running):
             key = running[done]
             results[key] = done.result() | where
             print(key, results[key], flush=True)
-            write(RESULTS, json.dumps(dict(sorted(results.items())), indent=1) + "\n")
-            write(PAGE, page(results))
-    write(PAGE, page(results))
-
-
-def write(path: Path, text: str) -> None:
-    """Whole or not at all: the work may be stopped at any time."""
-    new = path.with_suffix(".new")
-    new.write_text(text)
-    new.replace(path)
+            write(RESULTS, dict(sorted(results.items())))
+            write_atomic(PAGE, page(results).encode())
+    write_atomic(PAGE, page(results).encode())
 
 
 def is_there(library: str, name: str) -> bool:
@@ -100,23 +102,12 @@ def in_its_own_process(library: str, name: str, seconds: float) -> dict:
     return json.loads(done.stdout.strip().rpartition("\n")[2])
 
 
-def commit() -> str:
-    """Of the source that is measured, which has to be committed."""
-    told = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def versions() -> str:
     told = {"Python": platform.python_version()} | {name: version(name) for name in ("torch", *LIBRARIES)}
     return ", ".join(f"{name} {number.partition('+')[0]}" for name, number in told.items())
 
 
 def measure(library: str, name: str) -> dict:
-    import torch
-    from network_builders import build, example_of
-
-    import timestepper
-
     torch.manual_seed(0)
     net, example, loss = build(library, name)
     before = sums(net)
@@ -146,15 +137,12 @@ def measure(library: str, name: str) -> dict:
     optimiser.step()
     optimiser.zero_grad()
     net.eval()
-    example = example_of(net) if example is None else example
-    plain = timestepper.fold(net)
+    call, plain = calls_of(net, example)[-1], timestepper.fold(net)
     with torch.no_grad():
-        torch.manual_seed(0)
-        attached = flat(call(net, example))
-        torch.manual_seed(0)
-        folded = flat(call(plain, example))
+        attached, folded = (floating(call(each, torch.float32)) for each in (net, plain))
     if library == "transformers" and net.can_generate():
-        result["writes the same"] = torch.equal(written(net, example), written(plain, example))
+        ids = call.kwargs["input_ids"]
+        result["writes the same"] = torch.equal(written(net, ids), written(plain, ids))
     scale = max(max((t.abs().max().item() for t in folded if t.numel()), default=0.0), 1e-30)
     difference = max(
         ((a - b).abs().max().item() for a, b in zip(attached, folded, strict=True) if a.numel()), default=0.0
@@ -168,23 +156,9 @@ def sums(net) -> dict[str, str]:
     return {key: hashlib.sha256(value.contiguous().numpy().data).hexdigest() for key, value in state}
 
 
-def call(net, example):
-    if isinstance(example, dict):
-        return net(**example)
-    return net(*example) if isinstance(example, tuple) else net(example)
-
-
-def written(net, example):
+def written(net, ids):
     """What a network of language writes behind its example."""
-    return net.generate(example["input_ids"], max_new_tokens=8, min_new_tokens=8, do_sample=False, pad_token_id=0)
-
-
-def flat(output) -> list:
-    """All floating tensors of an output."""
-    import torch
-    from torch.utils._pytree import tree_flatten
-
-    return [t for t in tree_flatten(output)[0] if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    return net.generate(ids, max_new_tokens=8, min_new_tokens=8, do_sample=False, pad_token_id=0)
 
 
 def counts(result: dict) -> bool:

@@ -7,17 +7,10 @@ import time
 
 import numpy as np
 from PIL import Image
+from sklearn.datasets import load_sample_images
 
 SIZES = [(500, 375)] * 5 + [(375, 500)] * 2 + [(500, 333)] * 2 + [(400, 300)]  # about ImageNet's
 QUALITY = 97  # which makes them about 110 kB
-
-
-def photographs(folder: pathlib.Path | None) -> list[Image.Image]:
-    if folder is not None:
-        return [Image.open(path).convert("RGB") for path in sorted(folder.glob("*.jpg"))]
-    from sklearn.datasets import load_sample_images
-
-    return [Image.fromarray(pixels) for pixels in load_sample_images().images]
 
 
 def make_some(root: pathlib.Path, photos: list[Image.Image], numbers: range, stored: int | None) -> int:
@@ -39,17 +32,15 @@ def make_some(root: pathlib.Path, photos: list[Image.Image], numbers: range, sto
     return total
 
 
-def make_images(
-    root: pathlib.Path, count: int, stored: int | None = None, photos: pathlib.Path | None = None
-) -> dict[str, float]:
+def make_images(root: pathlib.Path, count: int, stored: int | None = None) -> dict[str, float]:
     """So many files in 1000 classes, by all processors, before CUDA is started. `stored`: their side, for squares."""
     start = time.perf_counter()
     for split in ("train", "val"):
         for label in range(1000):
             (root / split / f"{label:04}").mkdir(parents=True)
-    whole = photographs(photos)
+    photos = [Image.fromarray(pixels) for pixels in load_sample_images().images]
     processes = os.cpu_count() or 1
-    shares = [(root, whole, range(first, count, processes), stored) for first in range(processes)]
+    shares = [(root, photos, range(first, count, processes), stored) for first in range(processes)]
     with multiprocessing.get_context("fork").Pool(processes) as pool:
         total = sum(pool.starmap(make_some, shares))
     return {"files": count, "mean_kB": total / count / 1e3, "seconds": time.perf_counter() - start}

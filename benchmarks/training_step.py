@@ -82,7 +82,7 @@ def main() -> None:
     found.add_argument("--seconds", type=float, default=9.0, help="of timing for each network and batch")
     options = found.parse_args()
     device = torch.device(options.device)
-    report: dict = {"environment": environment(device, options.commit), "overrides": options.overrides, "cases": []}
+    report: dict = {"environment": environment(device), "overrides": options.overrides, "cases": []}
     print(json.dumps(report["environment"]))
     for batch in options.batches:
         for controller in options.controllers:

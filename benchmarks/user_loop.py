@@ -4,13 +4,10 @@
 
 A case is MODEL:BATCH:PIXELS. The loop is what people write: bf16 autocast, cross entropy, SGD with momentum, no engine
 of ours; eager, with torch.compile(net), or with CUDA graphs as well (mode="reduce-overhead"). All variants are timed in
-turn, so ratios are of one run. `fixed(0.5)` is the bare mechanism. `--profile` lists where the host's time goes in a
-step of each variant.
+turn, so ratios are of one run. `fixed(0.5)` is the bare mechanism.
 """
 
 import copy
-import cProfile
-import pstats
 from collections.abc import Callable
 
 import torch
@@ -20,7 +17,7 @@ from torch.nn import functional as F
 
 import timestepper
 from timestepper.bench import peers
-from timestepper.bench.timing import Timing, environment, interleaved, wait_for
+from timestepper.bench.timing import Timing, environment, interleaved
 
 MODES: dict[str, Callable[[nn.Module], Callable]] = {
     "eager": lambda net: net,
@@ -78,30 +75,17 @@ def show(title: str, timings: dict[str, Timing]) -> dict:
     }
 
 
-def profile(name: str, step: Callable[[], None], device: torch.device, steps: int = 20) -> None:
-    """The host's part alone: nothing waits for the device."""
-    wait_for(device)
-    watched = cProfile.Profile()
-    watched.enable()
-    for _ in range(steps):
-        step()
-    watched.disable()
-    print(f"host, {name}, {steps} steps")
-    pstats.Stats(watched).sort_stats("cumulative").print_stats("timestepper|run_backward|optim", 28)
-
-
 def main() -> None:
     found = parser(__doc__)
     found.add_argument("cases", nargs="*", default=["cifar/resnet56:128:32"], help="MODEL:BATCH:PIXELS")
     found.add_argument("--modes", nargs="*", choices=MODES, default=["eager"], help="how the network is called")
     found.add_argument("--variants", nargs="*", default=["plain", "again", "fixed(0.5)", "lstm"], help="plain first")
     found.add_argument("--no-inference", action="store_true", help="training steps only")
-    found.add_argument("--profile", action="store_true", help="also where the host's time goes")
     found.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cuda or cpu")
     found.add_argument("--seconds", type=float, default=8, help="timing of one case and mode, without building")
     options = found.parse_args()
     device = torch.device(options.device)
-    report: dict = {"environment": environment(device, options.commit), "cases": []}
+    report: dict = {"environment": environment(device), "cases": []}
     for text in options.cases:
         model, batch, pixels = text.rsplit(":", 2)
         shape = (int(batch), int(pixels), device)
@@ -113,9 +97,6 @@ def main() -> None:
                 for _ in range(5):
                     step()
             case[mode] = show(f"{text} {mode}", interleaved(steps, device, seconds=options.seconds))
-            if options.profile:
-                for name, step in steps.items():
-                    profile(name, step, device)
             del steps
         if not options.no_inference:
             calls = inference(model, *shape)
