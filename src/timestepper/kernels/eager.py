@@ -7,6 +7,7 @@ operators, without knowing where its tensors will be (``of`` is None), and is le
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,11 @@ from timestepper.errors import StepSizeError
 from timestepper.kernels import ops
 from timestepper.kernels.tables import Known
 
-_run = torch.ops.timestepper
+
+def _run(name: str, of: Known | None, *arguments: Any) -> Any:
+    if of is None:
+        return getattr(torch.ops.timestepper, f"{name}_run")(*arguments)
+    return getattr(ops, f"run_{name}")(*arguments, of)
 
 
 def describe(weights: list[Tensor], of: Known | None = None) -> Tensor:
@@ -55,7 +60,7 @@ class _Describe(Function):
     @staticmethod
     def forward(ctx, of: Known | None, *weights: Tensor) -> Tensor:
         ctx.of, ctx.shapes = of, tuple(map(Tensor.size, weights))
-        return _run.describe_run([*weights]) if of is None else ops.run_describe([*weights], of)
+        return _run("describe", of, [*weights])
 
     @staticmethod
     @_once
@@ -90,10 +95,7 @@ class _LSTMSteps(Function):
     @staticmethod
     def forward(ctx, of: Known | None, shapes: list[int], described: Tensor, *parameters: Tensor):
         ctx.of, ctx.shapes = of, shapes
-        if of is None:
-            steps, state = _run.lstm_steps_run(described, [*parameters], shapes)
-        else:
-            steps, state = ops.run_lstm_steps(described, [*parameters], shapes, of)
+        steps, state = _run("lstm_steps", of, described, [*parameters], shapes)
         ctx.mark_non_differentiable(state)
         ctx.save_for_backward(described, steps, state, *parameters)
         return steps, state
@@ -103,10 +105,7 @@ class _LSTMSteps(Function):
     def backward(ctx, gradient: Tensor, _):
         described, steps, state, *parameters = ctx.saved_tensors
         arguments = gradient, steps, described, state, parameters, ctx.shapes
-        if ctx.of is None:
-            flat, of_described = _run.lstm_steps_backward_run(*arguments)
-        else:
-            flat, of_described = ops.run_lstm_steps_backward(*arguments, ctx.of)
+        flat, of_described = _run("lstm_steps_backward", ctx.of, *arguments)
         _, _, needs_described, *needs = ctx.needs_input_grad
         parts = flat.split(list(map(Tensor.numel, parameters)))
         gradients = [p.view(w.shape) if n else None for p, w, n in zip(parts, parameters, needs, strict=True)]
@@ -120,18 +119,15 @@ class _Scale(Function):
     def forward(ctx, of: Known | None, places: list[int], steps: Tensor, *parameters: Tensor):
         ctx.of, ctx.places, ctx.sizes = of, places, list(map(Tensor.numel, parameters))
         ctx.save_for_backward(steps, *parameters)
-        if of is None:
-            return _run.scale_run([*parameters], steps, places)
-        return tuple(ops.run_scale([*parameters], steps, places, of).split(ctx.sizes))
+        products = _run("scale", of, [*parameters], steps, places)
+        return products if of is None else tuple(products.split(ctx.sizes))
 
     @staticmethod
     @_once
     def backward(ctx, *gradients: Tensor):
         steps, *parameters = ctx.saved_tensors
-        if ctx.of is None:
-            flat, of_steps = _run.scale_backward_run(gradients[0], parameters, steps, ctx.places)
-        else:
-            flat, of_steps = ops.run_scale_backward(torch.cat(gradients), parameters, steps, ctx.places, ctx.of)
+        gradient = gradients[0] if ctx.of is None else torch.cat(gradients)
+        flat, of_steps = _run("scale_backward", ctx.of, gradient, parameters, steps, ctx.places)
         _, _, needs_steps, *needs = ctx.needs_input_grad
         parts = [part if needed else None for part, needed in zip(flat.split(ctx.sizes), needs, strict=True)]
         return None, None, of_steps if needs_steps else None, *parts

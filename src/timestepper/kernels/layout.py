@@ -54,21 +54,20 @@ class Layout:
     def depth(self) -> int:
         return max(length for length, _, _, _ in self.shapes)
 
+    @cached_property
+    def matrices(self) -> list[tuple[tuple[int, int], ...]]:
+        """N and K of the four matrices of each stage."""
+        return [((h, d), (4 * h, h), (4 * h, h), (c, h)) for _, d, c, h in self.shapes]
+
     def extent(self, matrix: int) -> tuple[int, int]:
         """The largest N and K that any stage has for a matrix."""
-        sizes = {
-            INPUT: [(h, d) for _, d, _, h in self.shapes],
-            GATES_X: [(4 * h, h) for _, _, _, h in self.shapes],
-            GATES_H: [(4 * h, h) for _, _, _, h in self.shapes],
-            OUTPUT: [(c, h) for _, _, c, h in self.shapes],
-        }[matrix]
-        return max(n for n, _ in sizes), max(k for _, k in sizes)
+        n, k = zip(*(stage[matrix] for stage in self.matrices), strict=True)
+        return max(n), max(k)
 
     @cached_property
     def tiles(self) -> list[int]:
         """Where each matrix's tiles begin, four matrices per stage, and the total."""
-        sizes = [size for _, d, c, h in self.shapes for size in ((h, d), (4 * h, h), (4 * h, h), (c, h))]
-        return _offsets([-(-n // TILE[0]) * -(-k // TILE[1]) for n, k in sizes])
+        return _offsets([-(-n // TILE[0]) * -(-k // TILE[1]) for stage in self.matrices for n, k in stage])
 
     def rows(self, addresses: list[int]) -> list[list[int]]:
         """The table: four rows per stage, in the order of the matrices."""

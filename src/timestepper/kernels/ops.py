@@ -12,6 +12,7 @@ whose way from the call to the function costs the host more than the kernels do.
 import importlib.util
 import os
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,17 +49,22 @@ def with_gradient(operator: Callable, function: Callable) -> None:
     torch.library.impl(operator.name(), "Autograd", function)  # type: ignore[attr-defined]
 
 
+def _run(name: str, where: Tensor, tensors: list[Tensor], of: Known | None, *arguments: Any) -> Any:
+    """By the kernels that read ``tensors``, or, where there are none, by the reference."""
+    if not by_kernel(where):
+        return getattr(reference, name)(*arguments)
+    from timestepper.kernels import launch
+
+    with torch.cuda.device_of(where):
+        return getattr(launch, name)(*arguments, of or known(tensors))
+
+
 # -- descriptors -------------------------------------------------------------------------------------------------------
 
 
 def run_describe(weights: list[Tensor], of: Known | None = None) -> Tensor:
     """Each convolution weight averaged over its inputs and flattened, all in one vector."""
-    if not by_kernel(weights[0]):
-        return reference.describe(weights)
-    from timestepper.kernels import launch
-
-    with torch.cuda.device_of(weights[0]):
-        return launch.describe(weights, of or known(weights))
+    return _run("describe", weights[0], weights, of, weights)
 
 
 describe = _operator(
@@ -75,13 +81,7 @@ def run_lstm_steps(
     described: Tensor, parameters: list[Tensor], shapes: list[int], of: Known | None = None
 ) -> tuple[Tensor, Tensor]:
     """Step sizes of all stages in one vector; then the state that the backward pass reads."""
-    where = layout(tuple(shapes))
-    if not by_kernel(described):
-        return reference.forward(described, parameters, where)
-    from timestepper.kernels import launch
-
-    with torch.cuda.device_of(described):
-        return launch.forward(described, parameters, where, of or known(parameters))
+    return _run("forward", described, parameters, of, described, parameters, layout(tuple(shapes)))
 
 
 def _like_lstm_steps(described: Tensor, parameters: list[Tensor], shapes: list[int]) -> tuple[Tensor, Tensor]:
@@ -106,14 +106,8 @@ def run_lstm_steps_backward(
     of: Known | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the parameters, flat in their order, and of the descriptors."""
-    where = layout(tuple(shapes))
-    if not by_kernel(described):
-        return reference.backward(gradient, steps, described, state, parameters, where)
-    from timestepper.kernels import launch
-
-    with torch.cuda.device_of(described):
-        of = of or known(parameters)
-        return launch.backward(gradient.contiguous(), steps, described, state, parameters, where, of)
+    arguments = gradient.contiguous(), steps, described, state, parameters, layout(tuple(shapes))
+    return _run("backward", described, parameters, of, *arguments)
 
 
 def _like_lstm_steps_backward(gradient, steps, described, state, parameters, shapes) -> tuple[Tensor, Tensor]:
@@ -137,12 +131,7 @@ def run_scale(parameters: list[Tensor], steps: Tensor, places: list[int], of: Kn
     Opaque to the compiler on purpose: it would carry the product into the pass over the features, which reads the
     parameters once per element and would then read and multiply the step sizes there, too.
     """
-    if not by_kernel(steps):
-        return reference.scale(parameters, steps, places)
-    from timestepper.kernels import launch
-
-    with torch.cuda.device_of(steps):
-        return launch.scale(parameters, steps, places, of or known(parameters))
+    return _run("scale", steps, parameters, of, parameters, steps, places)
 
 
 scale = _operator(
@@ -156,12 +145,7 @@ def run_scale_backward(
     gradient: Tensor, parameters: list[Tensor], steps: Tensor, places: list[int], of: Known | None = None
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the parameters, flat in their order, and of the step sizes."""
-    if not by_kernel(steps):
-        return reference.scale_backward(gradient, parameters, steps, places)
-    from timestepper.kernels import launch
-
-    with torch.cuda.device_of(steps):
-        return launch.scale_backward(gradient.contiguous(), parameters, steps, places, of or known(parameters))
+    return _run("scale_backward", steps, parameters, of, gradient.contiguous(), parameters, steps, places)
 
 
 def _like_scale_backward(gradient, parameters, steps, places) -> tuple[Tensor, Tensor]:
