@@ -59,7 +59,11 @@ class TrainingStep:
         self.optimiser = optimisers.build(parameters, lr=1e-3, momentum=0.9, weight_decay=1e-4)
         self.images, self.labels = settings.inputs()
         self._step = runtime.graphed(self._update)
-        with _fresh_cache() if runtime.compile else contextlib.nullcontext():
+        with contextlib.ExitStack() as caches:
+            if runtime.compile:
+                from torch._inductor.utils import fresh_cache  # takes a second, which only compiling needs
+
+                caches.enter_context(fresh_cache())
             self.first_seconds = seconds(self, runtime.device)
         self.peak_bytes = 0  # above what was there before the model was; 0 where not known
         if cuda:
@@ -107,9 +111,3 @@ def forget() -> None:
     if torch.cuda.is_available():
         gc.collect()
         torch.cuda.empty_cache()
-
-
-def _fresh_cache() -> contextlib.AbstractContextManager:
-    from torch._inductor.utils import fresh_cache  # takes a second, which only compiling needs
-
-    return fresh_cache()

@@ -30,6 +30,11 @@ class Blocks(NamedTuple):
     held: bool = True  # loaded tiles wait in registers
     stages: int = 1  # for the weight gradient: above 1 the rows to come are loaded meanwhile, past the L1 cache
 
+    @property
+    def in_kernel(self) -> tuple[int, int, int, int, bool]:
+        """What both kernels are told last; the interpreter knows no assembly, which holds a tile."""
+        return self.rows, self.pixels, self.span, self.together, self.held and not INTERPRETED
+
 
 # By input channels, rounded up to a power of two; the best at batch 128 on an H200 (benchmarks/convolution.py).
 CONVOLVE = {
@@ -168,7 +173,7 @@ def launch_convolve(x: Tensor, weight: Tensor, backwards: bool = False, blocks: 
     with torch.cuda.device_of(x):
         convolve[(-(-rows // blocks.rows), target.shape[1] // block_out)](
             *(x, weight, target, rows, *x.shape[2:], x.shape[1], target.shape[1], *strides, block_in, block_out),
-            *(blocks.rows, blocks.pixels, blocks.span, blocks.together, blocks.held),
+            *blocks.in_kernel,
             num_warps=blocks.warps,
         )
     return target
@@ -191,7 +196,7 @@ def launch_weight_gradient(gradient: Tensor, x: Tensor, weight: Tensor, blocks: 
     with torch.cuda.device_of(x):
         weight_gradient[(pieces // blocks.together, outputs // block_out, slices)](
             *(x, gradient, partial, rows, each, *x.shape[2:], inputs, outputs, block_in, block_out),
-            *(blocks.rows, blocks.pixels, blocks.span, blocks.together, blocks.held),
+            *blocks.in_kernel,
             num_warps=blocks.warps,
             num_stages=blocks.stages,
         )

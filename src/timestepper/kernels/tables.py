@@ -33,10 +33,12 @@ class Known:
     ) -> tuple[Tensor, tuple]:
         """A table, and what else follows from the tensors: ``build`` gives its rows and the rest."""
         capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if capturing and name not in self._answers:
+        if name not in self._answers:
             rows, rest = build()
-            return _copied(rows, device), rest
-        found = self.once(name, lambda: _aside(build, device))
+            if capturing:
+                return _copied(rows, device), rest
+            self._answers[name] = _made_aside(rows, device), rest
+        found = self._answers[name]
         if capturing:
             _captured.append(found[0])
         return found
@@ -52,11 +54,6 @@ def known(tensors: Sequence[Tensor]) -> Known:
         while len(_kept) > _MOST:
             _kept.popitem(last=False)
     return found
-
-
-def _aside(build: Callable[[], tuple[Sequence, tuple]], device: torch.device) -> tuple[Tensor, tuple]:
-    rows, rest = build()
-    return _made_aside(rows, device), rest
 
 
 def _made_aside(rows: Sequence, device: torch.device) -> Tensor:

@@ -18,26 +18,17 @@ cache, which serves the overlap of the windows; those of a pipelined loop would 
 import triton
 import triton.language as tl
 
-from timestepper.kernels.ops import INTERPRETED
 
-if INTERPRETED:  # it knows no assembly
+@triton.jit
+def _held(tile, HELD: tl.constexpr):
+    """The tile itself, kept in registers up to here by an instruction that Triton cannot look into.
 
-    @triton.jit
-    def _held(tile, HELD: tl.constexpr):
+    Else it moves each tile to shared memory as soon as it has arrived, and loads the next one only then.
+    """
+    if HELD:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tile], tile.dtype, is_pure=False, pack=2)
+    else:
         return tile
-
-else:
-
-    @triton.jit
-    def _held(tile, HELD: tl.constexpr):
-        """The tile itself, kept in registers up to here by an instruction that Triton cannot look into.
-
-        Else it moves each tile to shared memory as soon as it has arrived, and loads the next one only then.
-        """
-        if HELD:
-            return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tile], tile.dtype, is_pure=False, pack=2)
-        else:
-            return tile
 
 
 @triton.jit

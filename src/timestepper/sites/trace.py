@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from timestepper.errors import MismatchError
+from timestepper.sites.twin import converted
 
 IN_PLACE = {"add_", "__iadd__"}
 SUMS = {"add", "__add__", "__radd__"} | IN_PLACE
@@ -222,15 +223,11 @@ def _lenient(func: Callable) -> Callable:
         except RuntimeError:
             for dtype in (torch.float64, torch.float32):
                 with suppress(RuntimeError):
-                    args, kwargs = tree_map(partial(_to, dtype=dtype), (args, kwargs))
-                    return tree_map(partial(_to, dtype=torch.float64), func(*args, **kwargs))
+                    args, kwargs = tree_map(partial(converted, dtype=dtype), (args, kwargs))
+                    return tree_map(partial(converted, dtype=torch.float64), func(*args, **kwargs))
             raise
 
     return called
-
-
-def _to(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _precise(value: Any) -> Any:

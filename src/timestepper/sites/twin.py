@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ class Call:
         """A copy of them where the network is, in its precision; seeds what the network draws."""
         seed()
         device = next((tensor.device for tensor in net.parameters()), None)
-        return tree_map(lambda value: _placed(value, device, dtype), copy.deepcopy((self.args, self.kwargs)))
+        return tree_map(lambda value: converted(value, dtype, device), copy.deepcopy((self.args, self.kwargs)))
 
     @contextmanager
     def explained(self, net: nn.Module, places: Any = None) -> Iterator[None]:
@@ -114,7 +115,8 @@ def in_single(net: nn.Module) -> None:
     net.float()
     for module in net.modules():
         kept = {n: v for n, v in vars(module).items() if isinstance(v, Tensor | dict | list) and n not in _OWN}
-        vars(module).update({name: tree_map(_single, value) for name, value in kept.items() if _has_double(value)})
+        single = partial(converted, dtype=torch.float32)
+        vars(module).update({name: tree_map(single, value) for name, value in kept.items() if _has_double(value)})
 
 
 @contextmanager
@@ -140,20 +142,17 @@ def _has_double(kept: Any) -> bool:
     return any(isinstance(value, Tensor) and value.dtype == torch.float64 for value in tree_flatten(kept)[0])
 
 
-def _single(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype == torch.float64 else value
-
-
 def _double(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     device = "cpu" if tensor.device.type == "mps" else tensor.device  # which has no float64
     return tensor.to(device, torch.float64 if tensor.is_floating_point() else tensor.dtype, copy=True)
 
 
-def _placed(value: Any, device: torch.device | None, dtype: torch.dtype) -> Any:
+def converted(value: Any, dtype: torch.dtype, device: torch.device | None = None) -> Any:
+    """A tensor in another precision, where it has one, and on another device, where one is given."""
     if not isinstance(value, Tensor):
         return value
-    return value.to(device, dtype) if value.is_floating_point() else value.to(device)
+    return value.to(device or value.device, dtype if value.is_floating_point() else value.dtype)
 
 
 def _shown(value: Any) -> str:

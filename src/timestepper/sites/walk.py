@@ -59,7 +59,6 @@ class Absorbed:
     dim: int
     entries: dict[tuple[str, str], Entry] = field(default_factory=dict)
     readers: set[str] = field(default_factory=set)
-    rules: list[str] = field(default_factory=list)
 
 
 class Walk:
@@ -142,7 +141,6 @@ class Walk:
         else:
             try:
                 self._enter(way, scale, "weight", None)
-                self.found.rules.append("per-channel scale")
             except Refused:  # a sigmoid of a parameter, say: what it scales may take the step
                 self._back(way, live[0])
 
@@ -162,7 +160,6 @@ class Walk:
                 begin = way.begin + first - way.row
                 self._back(way, part, begin=begin, length=end - first, row=first - place)
             place += size
-        self.found.rules.append("concatenation")
 
     def _layer(self, way: Trail) -> None:
         node = way.node
@@ -187,7 +184,6 @@ class Walk:
         self._enter(way, weight, "weight", dimension)
         if bias is not None:
             self._enter(way, bias, "bias", None if node.name in ("addmm", "addcmul") else 0)
-        self.found.rules.append("per-channel scale" if node.name == "addcmul" else node.name)
 
     @property
     def _turned(self) -> bool:
@@ -256,7 +252,6 @@ class Walk:
         if weight.name != "parameter":
             raise Refused(f"{node.module} computes its weight from other parameters")
         self._enter(way, weight, "weight", dimension, divide=True)
-        self.found.rules.append("squeeze-excite" if dimension else "depthwise copy")
 
 
 def _along(scale: Node, way: Trail) -> bool:
