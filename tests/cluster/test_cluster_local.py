@@ -7,7 +7,7 @@ import signal
 import pytest
 from cluster_runs import SEEDS, STEPS, SWEEP, hold, jobs_of, shown, statuses, told
 from outcomes import remains
-from watching import alive, wait_for
+from watching import alive, children, wait_for
 
 LOCAL = (*SWEEP, "--processes", "2", "--cluster", "local")
 
@@ -65,6 +65,20 @@ def test_a_job_that_is_killed_saves_its_runs_and_those_it_did_not_come_to_have_n
     assert ended(cli, *command) == ["finished"] * 3
     assert f"going on at step {stopped[SEEDS[0]]['step']} " in told(place, jobs_of(place)[-1]["id"])
     assert {name: remains(place / "runs" / name) for name in SEEDS} == undisturbed
+
+
+def test_a_job_that_is_killed_while_it_starts_trains_nothing(place, cli):
+    command = (*SWEEP, "--cluster", "local")
+    cli(*command)
+    job = int(jobs_of(place)[0]["id"])
+    (task,) = wait_for(lambda: children(job))
+    os.kill(task, signal.SIGSTOP)
+    os.kill(job, signal.SIGKILL)
+    wait_for(lambda: not alive(job))
+    os.kill(task, signal.SIGCONT)
+    wait_for(lambda: not alive(task))
+    assert statuses(place) == {}
+    assert shown(cli(*command, "--status")) == dict.fromkeys(SEEDS, "interrupted")
 
 
 def test_one_that_cannot_begin_leaves_the_other_alone(place, cli):

@@ -222,7 +222,7 @@ def _parse_override(override: str) -> tuple[str, Any]:
         near = [name for name in keys if name.endswith(f".{key}")]
         hint = f"; did you mean {near[0]}={text}?" if near else ", for example run.seed=1"
         raise RecipeError(f"override {shown(override)} is not of the form section.key=value{hint}")
-    key = key.strip()
+    key, text = key.strip(), text.strip()
     wanted = _type_of(key)
     if text.lower() == "none" and wanted is not str:
         return key, None

@@ -95,6 +95,9 @@ def test_overrides():
         "true",
         None,
     ]
+    spaced = ["controller.kind = lstm ", "data.root = none", 'model.options=" a=1"']
+    read = loads("", "x", spaced)
+    assert (read.controller.kind, read.data.root, read.model.options) == ("lstm", None, " a=1")
     cleared = loads("[model]\nlast_norm_init = 0.5", "x.toml", ["model.last_norm_init=none"])
     assert cleared.model.last_norm_init is None
     assert loads("", "x", ["controller.kind=none", "data.augment=none"]).controller.kind == "none"
