@@ -64,7 +64,9 @@ def test_a_run_does_not_go_on_with_other_images(change, root, stopped, cli):
     assert files(stopped) == before
     outcome = cli(*runs.train(stopped, "--override", recipe=recipe(root)))
     assert outcome.code == 0, outcome.err
-    assert "other images: going on at the beginning of epoch 1, now step 0" in outcome.out
+    said = "another number of images: going on at the beginning of epoch 1, now step 0"
+    assert (said in outcome.out) == (change in (added, removed))
+    assert ("going on at step 5 of 10" in outcome.out) == (change in (renamed, replaced))
     assert runs.newest(stopped)["step"] == 200 // 20 - (change is removed)
 
 
@@ -76,12 +78,19 @@ def test_a_folder_of_images_may_be_moved(root, stopped, tmp_path, cli, image_fol
     assert "nothing to do" in cli(*runs.train(stopped, recipe=recipe(image_folder))).out
 
 
-def test_a_finished_run_is_not_that_of_another_folder(root, folder_run, tmp_path, cli, image_folder):
+def test_a_finished_run_is_not_that_of_another_folder_and_says_so_when_evaluated_there(
+    root, folder_run, tmp_path, cli, image_folder
+):
     run = runs.copy(folder_run, tmp_path / "run")
     before = files(run)
     removed(root / "val" / "3")
     message = cli(*runs.train(run, recipe=runs.folder_recipe(root))).refused()
     assert f"{run} is finished, and was trained with other images: images to test on 100 -> 99" in message
+    (run / RECIPE).write_text((run / RECIPE).read_text().replace(str(image_folder), str(root)))
+    outcome = cli("evaluate", str(run))
+    assert outcome.code == 0
+    assert f"warning: {run} was trained with other images: images to test on 100 -> 99" in outcome.err
+    (run / RECIPE).write_bytes(before[run / RECIPE])
     for still in (image_folder, tmp_path / "gone"):
         assert "nothing to do" in cli(*runs.train(run, recipe=runs.folder_recipe(still))).out
     assert files(run) == before

@@ -109,5 +109,8 @@ def test_t22_training_names_the_bad_image(workers, tmp_path, image_folder):
         assert job.wait() == 2, job.stdout + job.stderr
         assert message_of(job.stderr).startswith(f"{bad}: cannot be read as an image")
     bad.write_bytes((image_folder / "train" / "7" / "005.png").read_bytes())
-    with command(arguments, tmp_path) as job:  # the image put back: the run goes on
+    with command(arguments, tmp_path) as job:  # a whole image in its place, and so not the images that it began with
+        assert job.wait() == 2, job.stderr
+        assert "was begun with other images: bytes " in message_of(job.stderr)
+    with command([*arguments, "--override"], tmp_path) as job:
         assert job.wait() == 0, job.stderr

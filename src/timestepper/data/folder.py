@@ -67,7 +67,7 @@ def split_folders(root: Path) -> tuple[Path, Path]:
     train, val = (root / split for split in SPLITS)
     if train.is_dir() and val.is_dir():
         return train, val
-    children = names_in(root, os.DirEntry.is_dir)
+    children = names_in(root, is_folder)
     found = ", ".join(children[:5]) + (", ..." if len(children) > 5 else "") if children else "no folder at all"
     inside = [child for child in children if all((root / child / split).is_dir() for split in SPLITS)]
     if inside:
@@ -81,58 +81,57 @@ def split_folders(root: Path) -> tuple[Path, Path]:
     raise DataError(f"{root}: {EXPECTED}, found {found}; {hint}")
 
 
-def names_in(folder: Path, wanted: Callable[[os.DirEntry], bool]) -> list[str]:
+def entries_of(folder: Path) -> list[os.DirEntry]:
+    """All but hidden ones."""
     try:
         with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if wanted(entry) and not entry.name.startswith("."))
+            return [entry for entry in entries if not entry.name.startswith(".")]
     except OSError as error:
         raise DataError(f"{folder}: cannot be listed ({error.strerror}); check its permissions") from error
+
+
+def names_in(folder: Path, wanted: Callable[[os.DirEntry], bool]) -> list[str]:
+    return sorted(entry.name for entry in entries_of(folder) if wanted(entry))
 
 
 def is_image(entry: os.DirEntry) -> bool:
     return entry.name.lower().endswith(EXTENSIONS)
 
 
-def images_below(folder: Path) -> list[tuple[str, int]]:
-    """Name and size of every image in a folder and the folders in it, ordered as torchvision does."""
-    found: list[tuple[str, str, int]] = []
-    waiting: list[tuple[str, tuple[object, ...]]] = [("", (_number(folder.stat()),))]
-    while waiting:
-        below, above = waiting.pop()
-        try:
-            with os.scandir(folder / below) as entries:
-                for entry in entries:
-                    if entry.name.startswith("."):
-                        continue
-                    if not entry.is_dir():
-                        if is_image(entry):
-                            found.append((below, entry.name, _size(entry)))
-                        continue
-                    number = _number(entry.stat())
-                    if number in above:
-                        raise DataError(f"{entry.path}: a link to a folder that it lies in; remove it")
-                    waiting.append((os.path.join(below, entry.name), (*above, number)))
-        except OSError as error:
-            raise DataError(f"{folder / below}: cannot be listed ({error.strerror}); check its permissions") from error
-    return [(os.path.join(below, name), size) for below, name, size in sorted(found)]
+def is_folder(entry: os.DirEntry) -> bool:
+    return stat.S_ISDIR(_about(entry)[0])
 
 
-def _number(about: os.stat_result) -> tuple[int, int]:
-    return about.st_dev, about.st_ino
-
-
-def _size(entry: os.DirEntry) -> int:
-    """-1: no file. It is named once it is to be read; here it would hide what else is bad."""
+def _about(entry: os.DirEntry) -> tuple[int, int, tuple[int, int]]:
+    """Mode, size and number; zeros for a link to nothing: it is named once it is to be read, as all bad images are."""
     try:
         about = entry.stat()
     except OSError:
-        return -1
-    return about.st_size if stat.S_ISREG(about.st_mode) else -1
+        return 0, 0, (0, 0)
+    return about.st_mode, about.st_size, (about.st_dev, about.st_ino)
+
+
+def images_below(folder: Path) -> list[tuple[str, int]]:
+    """Name and size of every image in a folder and the folders in it, ordered as torchvision does."""
+    found: list[tuple[str, str, int]] = []
+    top = folder.stat()
+    waiting: list[tuple[str, tuple[object, ...]]] = [("", ((top.st_dev, top.st_ino),))]
+    while waiting:
+        below, above = waiting.pop()
+        for entry in entries_of(folder / below):
+            mode, size, number = _about(entry)
+            if stat.S_ISDIR(mode):
+                if number in above:
+                    raise DataError(f"{entry.path}: a link to a folder that it lies in; remove it")
+                waiting.append((os.path.join(below, entry.name), (*above, number)))
+            elif is_image(entry):
+                found.append((below, entry.name, size if stat.S_ISREG(mode) else -1))
+    return [(os.path.join(below, name), size) for below, name, size in sorted(found)]
 
 
 def scan(split: Path) -> Files:
     """The label of a class is its place in the sorted names, as in torchvision."""
-    classes = {name: images_below(split / name) for name in names_in(split, os.DirEntry.is_dir)}
+    classes = {name: images_below(split / name) for name in names_in(split, is_folder)}
     if not classes:
         loose = len(names_in(split, is_image))
         raise DataError(f"{split}: {EXPECTED}, found no class folder and {loose} images; make one folder per class")

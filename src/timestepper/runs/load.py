@@ -14,6 +14,7 @@ from timestepper.errors import CheckpointError
 from timestepper.recipe.load import load_file
 from timestepper.recipe.schema import Recipe
 from timestepper.runs import build
+from timestepper.runs.resume import other_images, told
 from timestepper.terminal import warn
 
 
@@ -45,6 +46,8 @@ def restore(
     check(path, state, build.identity(recipe, images))
     model = build.network(recipe, images)
     check_fit(path, state, model, None)
+    if data is not None and (changed := other_images(state.get("images", {}), data.facts)):
+        tell(f"{run} was trained with other images: {told(changed)}")
     model.load_state_dict(state["model"])
     return Trained(recipe, model, state, data, path)
 

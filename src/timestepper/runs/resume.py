@@ -43,7 +43,7 @@ def reconcile(
             "epochs or use another --run-dir"
         )
     if changed:
-        text = _text(changed)
+        text = told(changed)
         if not run.override:
             what = "another recipe" if len(changed) > len(others) else "other images"
             raise RecipeError(
@@ -53,11 +53,12 @@ def reconcile(
         tell(f"going on with another recipe: {text}")
     if state["world"] != world:
         tell(f"going on with {world} processes after {state['world']}; the global batch stays {recipe.data.batch_size}")
-    if earlier.data.batch_size == recipe.data.batch_size and not others:
+    more = any(fact == "images to train on" for fact, _, _ in others)  # or fewer; a bad one may also have been replaced
+    if earlier.data.batch_size == recipe.data.batch_size and not more:
         return state
     # Steps are counted in batches: where these are others, go on at the beginning of the epoch.
     step = state["epochs_done"] * (samples // recipe.data.batch_size)
-    why = "other images" if others else "another batch size"
+    why = "another number of images" if more else "another batch size"
     tell(f"{why}: going on at the beginning of epoch {state['epochs_done'] + 1}, now step {step}")
     return {**state, "step": step, "interval": [], "epoch": []}
 
@@ -74,12 +75,13 @@ def refuse_other_images(run: Run, open_data: Callable[[Recipe], Dataset]) -> Non
     with contextlib.suppress(DataError):
         if changed := other_images(run.images, open_data(run.recipe).facts):
             raise RecipeError(
-                f"{run.path} is finished, and was trained with other images: {_text(changed)}; give data.root the same "
+                f"{run.path} is finished, and was trained with other images: {told(changed)}; give data.root the same "
                 "ones, or use another --run-dir"
             )
 
 
-def _text(changed: list[tuple[str, Any, Any]]) -> str:
+def told(changed: list[tuple[str, Any, Any]]) -> str:
+    """Differences in a line."""
     return ", ".join(f"{key} {old!r} -> {new!r}" for key, old, new in changed)
 
 

@@ -215,6 +215,9 @@ def test_check_lists_every_bad_file_among_many(root, recwarn):
     placed[str(place(root, "empty.png", "val"))] = "not an image"
     (root / "val" / "0" / "gone.png").symlink_to(root / "nowhere")
     placed[str(root / "val" / "0" / "gone.png")] = "No such file"
+    (root / "val" / "0" / "itself.png").symlink_to("itself.png")
+    placed[str(root / "val" / "0" / "itself.png")] = "Too many levels of symbolic links"
+    (root / "val" / "itself").symlink_to("itself")
     seen = []
     found = check("folder", root, progress=lambda done, total: seen.append((done, total)))
     assert {path for path, _ in found} == set(placed)
@@ -222,7 +225,7 @@ def test_check_lists_every_bad_file_among_many(root, recwarn):
     for path, reason in found:
         assert re.search(placed[path], reason), (path, reason)
         assert path not in reason
-    assert seen[-1] == (159, 159)
+    assert seen[-1] == (160, 160)
     assert not [warning for warning in recwarn if warning.category is Image.DecompressionBombWarning]
 
 
