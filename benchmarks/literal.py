@@ -5,6 +5,8 @@ This is what one writes by hand from the text, network by network. It shares not
 peer. ``make_literal(model, "lstm")`` changes a network in place; its keys stay, each stage gains a ``controller``.
 """
 
+from collections.abc import Iterator
+
 import torch
 from timm.models import resnet as timm_resnet
 from torch import Tensor, nn
@@ -176,37 +178,35 @@ class LiteralStage(nn.Module):
             self.add_module(name, block)
         self.controller = controller
 
-    def blocks(self) -> list[nn.Module]:
-        return [getattr(self, str(d)) for d in range(self.steps)]
+    def stepped(self) -> Iterator[tuple[nn.Module, Tensor]]:
+        """Each block with its step size, which is computed when the block is reached."""
+        memory = None
+        for d in range(self.steps):
+            block = getattr(self, str(d))
+            dt, memory = self.controller.step(d, averaged_weights(block), memory)
+            yield block, dt
 
     def forward(self, y: Tensor) -> Tensor:
-        memory = None
-        for d, block in enumerate(self.blocks()):
-            dt, memory = self.controller.step(d, averaged_weights(block), memory)
+        for block, dt in self.stepped():
             y = BLOCKS[type(block)][0](block, y, dt)
         return y
 
     def step_sizes(self) -> Tensor:
         """All step sizes of the stage, (steps, channels), as the forward uses them."""
-        memory, found = None, []
-        for d, block in enumerate(self.blocks()):
-            dt, memory = self.controller.step(d, averaged_weights(block), memory)
-            found.append(dt)
-        return torch.stack(found)
+        return torch.stack([dt for _, dt in self.stepped()])
 
 
 class LiteralCliqueStage(LiteralStage):
     """A clique block: each new feature is multiplied by its layer's step size, the same one in both of its stages."""
 
     def forward(self, y: Tensor) -> Tensor:
-        memory, features, steps = None, [], []
-        for d, layer in enumerate(self.blocks()):
-            dt, memory = self.controller.step(d, averaged_weights(layer), memory)
+        features, known = [], []
+        for layer, dt in self.stepped():
             features.append(layer(features, y) * per_channel(dt))
-            steps.append(dt)
-        for d, layer in enumerate(self.blocks()):
+            known.append((layer, dt))
+        for d, (layer, dt) in enumerate(known):
             others = features[:d] + features[d + 1 :]
-            features[d] = layer(others) * per_channel(steps[d])
+            features[d] = layer(others) * per_channel(dt)
         return torch.cat(features, 1)
 
 

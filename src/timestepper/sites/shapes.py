@@ -83,9 +83,9 @@ CUTS = {"__getitem__", "narrow", "chunk", "split", "tensor_split", "split_with_s
 
 def _spread(index: tuple, dims: int) -> list:
     """Without the ellipsis."""
-    if Ellipsis not in [part for part in index if part is Ellipsis]:
+    place = next((i for i, part in enumerate(index) if part is Ellipsis), None)
+    if place is None:
         return list(index)
-    place = next(i for i, part in enumerate(index) if part is Ellipsis)
     return [*index[:place], *[slice(None)] * (dims - len(index) + 1), *index[place + 1 :]]
 
 
