@@ -106,6 +106,21 @@ def test_a_sweep_does_not_take_the_run_of_another_folder_for_its_own(root, tmp_p
     assert "was trained with other images: names and sizes '" in outcome.out
 
 
+def test_a_sweep_of_jobs_and_one_that_skips_by_record_look_at_the_folder_too(root, tmp_path, cli):
+    change, results = f"data.root={root}", tmp_path / "results"
+    sweep = ("sweep", "smoke/folder", change, "run.epochs=1", "--out", tmp_path / "runs")
+    assert cli(*sweep, "--results", results).code == 0
+    assert "1 of 1 runs have a record" in cli(*sweep, "--results", results).out
+    next(root.rglob("*.png")).unlink()
+    outcome = cli(*sweep, "--cluster", "local")
+    assert outcome.code == 2
+    assert "is finished, and was trained with other images: " in outcome.err
+    assert not (tmp_path / "runs" / "jobs").exists()
+    skipped = cli(*sweep, "--results", results)
+    assert "have a record" not in skipped.out
+    assert "was trained with other images: " in skipped.out
+
+
 def test_a_run_of_an_older_version_goes_on(root, stopped, cli):
     """Its checkpoints do not say what the images were."""
     import torch

@@ -145,6 +145,8 @@ def _submit(
     runs: "list[Run]", out: Path, cluster: Cluster, options: dict[str, str], jobs: int, processes: int | None
 ) -> None:
     """Hand over what is not finished, and say where all runs stand."""
+    from timestepper.runs.build import dataset
+    from timestepper.runs.resume import refuse_other_images
     from timestepper.runs.run import FINISHED
     from timestepper.sweeps import one_gpu
     from timestepper.sweeps.cluster import submit
@@ -154,7 +156,11 @@ def _submit(
     left = []
     for run in runs:
         run.results = run.results and run.results.absolute()
-        run.publish() if run.state == FINISHED else left.append(run)
+        if run.state == FINISHED:
+            refuse_other_images(run, dataset)
+            run.publish()
+        else:
+            left.append(run)
     work = functools.partial(one_gpu.bring_to_end, jobs=jobs, debug="--debug" in sys.argv)
     submit(left, out, work, cluster=cluster, options=options, jobs=jobs, processes=processes)
     show_states(runs, out)
@@ -190,8 +196,17 @@ def _without_record(runs: "list[Run]", results: Path | None) -> "list[Run]":
 
     known, problems = records.load_records(results)
     gather.warn(problems)
-    recorded = {identity(record.recipe) for record in known}
-    left = [run for run in runs if run.identity not in recorded]
+    recorded = {(identity(record.recipe), record.data_sha256) for record in known}
+    left = [run for run in runs if not any(_is_of(run, *made) for made in recorded)]
     if len(left) < len(runs):
         tell(f"{len(runs) - len(left)} of {len(runs)} runs have a record in {results} and are skipped")
     return left
+
+
+def _is_of(run: "Run", identity: str, data_sha256: str) -> bool:
+    """Whether a record is that of a run; with an image folder, of the images that are there now."""
+    if run.identity != identity or run.recipe.data.name != "folder":
+        return run.identity == identity
+    from timestepper.runs.build import dataset
+
+    return dataset(run.recipe).sha256 == data_sha256

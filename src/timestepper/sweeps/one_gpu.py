@@ -107,8 +107,7 @@ def take(run: Run, display: Display, shared: Shared, debug: bool = False) -> Ite
     stream, process = None, None
     try:
         if run.is_finished:
-            if run.images:
-                refuse_other_images(run, lambda recipe: shared.dataset(recipe, choose_device(recipe.runtime.device)))
+            refuse_other_images(run, lambda recipe: shared.dataset(recipe, choose_device(recipe.runtime.device)))
             run.publish()
             run.state, run.message = ALREADY, "nothing to do"
         else:
