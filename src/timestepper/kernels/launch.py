@@ -110,32 +110,29 @@ def backward(
 
 
 def _affine(where: Tensor, source: Tensor, target: Tensor, layout: Layout, matrix: int, activation: str) -> None:
-    grid, rows, columns = _affine_grid(layout, matrix)
-    blocks = (matrix, activation, rows, columns)
-    _launch(controllers.affine, grid, where, source, target, *blocks, num_warps=_warps(rows * columns))
-
-
-@lru_cache(maxsize=256)
-def _affine_grid(layout: Layout, matrix: int) -> tuple[tuple[int, int, int], int, int]:
-    n, k = layout.extent(matrix)
-    rows, columns = 8, power_of_two(k, 16, _ELEMENTS // 8)
-    return (len(layout.shapes), layout.depth, triton.cdiv(n, rows)), rows, columns
+    grid, block, warps = _blocks(layout, matrix, backward=False)
+    _launch(controllers.affine, grid, where, source, target, matrix, activation, *block, num_warps=warps)
 
 
 def _affine_backward(
     where: Tensor, gradient: Tensor, out: Tensor, source: Tensor, layout: Layout, matrix: int, relu: bool
 ) -> None:
-    grid, rows, columns = _affine_backward_grid(layout, matrix)
-    blocks = (matrix, relu, rows, columns)
-    _launch(controllers.affine_backward, grid, where, gradient, out, source, *blocks, num_warps=_warps(rows * columns))
+    grid, block, warps = _blocks(layout, matrix, backward=True)
+    _launch(controllers.affine_backward, grid, where, gradient, out, source, matrix, relu, *block, num_warps=warps)
 
 
 @lru_cache(maxsize=256)
-def _affine_backward_grid(layout: Layout, matrix: int) -> tuple[tuple[int, int, int], int, int]:
+def _blocks(layout: Layout, matrix: int, backward: bool) -> tuple[tuple[int, int, int], tuple[int, int], int]:
+    """The grid; rows and columns of a matrix in one block; its warps."""
     n, k = layout.extent(matrix)
-    rows = power_of_two(n, 16, _ELEMENTS // 16)  # the sum runs over the rows: few rounds of many
-    columns = power_of_two(min(k, _ELEMENTS // rows), 16, 64)
-    return (len(layout.shapes), layout.depth, triton.cdiv(k, columns)), rows, columns
+    if backward:
+        rows = power_of_two(n, 16, _ELEMENTS // 16)  # the sum runs over the rows: few rounds of many
+        columns = power_of_two(min(k, _ELEMENTS // rows), 16, 64)
+        count = triton.cdiv(k, columns)
+    else:
+        rows, columns = 8, power_of_two(k, 16, _ELEMENTS // 8)
+        count = triton.cdiv(n, rows)
+    return (len(layout.shapes), layout.depth, count), (rows, columns), 8 if rows * columns >= _ELEMENTS else 4
 
 
 def _recurrence(layout: Layout, whole: Any, single: Any, warps: dict[int, int], *tensors: Tensor) -> None:
@@ -178,7 +175,3 @@ def _scale_table(parameters: list[Tensor], places: list[int], known: Known) -> t
         return [*rows], (sum(sizes), (len(set(places)), triton.cdiv(max(sizes), block)), block)
 
     return known.table(("scale", *places), build, parameters[0].device)
-
-
-def _warps(elements: int) -> int:
-    return 8 if elements >= _ELEMENTS else 4
