@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from timestepper import equations
+from timestepper.controlled import held_still
 from timestepper.controllers import Controller, ControllerSpec, parse
 from timestepper.controllers.base import is_float32
 from timestepper.errors import (
@@ -32,6 +33,7 @@ DESCRIPTORS = ("mean", "visible")  # how the controller is shown the weights; th
 _FREEZING = threading.Lock()  # while frozen_steps is entered and left; no forward waits for it
 
 
+@torch.inference_mode(False)  # else the controllers could not be trained
 def attach(
     model: Network,
     controller: str | ControllerSpec | type[Controller] = "lstm",
@@ -221,7 +223,7 @@ def frozen_steps(net: nn.Module) -> Iterator[nn.Module]:
         NotAttachedError: ``net`` has no controllers.
     """
     found, own = find_steps(net), object()
-    with torch.no_grad():
+    with torch.no_grad(), held_still(found.root):
         found.links.refuse_changes(found.root)
         givens = found.givens(found.root)
     with _FREEZING:

@@ -1,13 +1,14 @@
 """Step sizes from weights: what the controllers of one network read, and what they give."""
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from timestepper import equations, kernels, reparam
 from timestepper.controllers import Controller, ControllerSpec, StageShape
@@ -29,8 +30,25 @@ class Controllers(nn.ModuleDict):
     fused: bool | None = None
     dt0: Tensor  # the first step sizes, where there is a start to count from
 
+    def __init__(self, spec: ControllerSpec, shapes: dict[str, StageShape]):
+        super().__init__({name: spec.build(shape) for name, shape in shapes.items()})
+        self.spec = spec
+
     def forward(self, *inputs):
         return inputs[0] if len(inputs) == 1 else inputs
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """As attach makes them, for a network that was on the meta device until now (``to_empty``)."""
+        if "dt0" in self._buffers:
+            raise StepSizeError(
+                "start= counts from the first step sizes, which a network on the meta device does not have; attach "
+                "once its weights are there, or load them"
+            )
+        for controller in cast(Iterable[Controller], self.values()):
+            fresh = self.spec.build(controller.shape)
+            for mine, new in zip(controller.parameters(), fresh.parameters(), strict=True):
+                mine.copy_(_in_shards_of(mine, new.to(mine.device)))
 
 
 @dataclass(frozen=True)
@@ -120,7 +138,7 @@ class Controlled:
 
     def step_sizes(self) -> dict[str, Tensor]:
         """By stage, (L, C)."""
-        with self.no_autocast(self.root):
+        with held_still(self.root), self.no_autocast(self.root):
             found = self.by_stage(self._flat(self.root, self._all()))
         return {stage.name: dt for stage, dt in zip(self.stepping.stages, found, strict=True)}
 
@@ -220,6 +238,20 @@ def _outputs_first(weight: Tensor, averaged: tuple[int, ...]) -> Tensor:
     return at_least_float32(weight).flatten(2).mean(2) if len(averaged) > 1 else weight
 
 
+@contextmanager
+def held_still(root: nn.Module) -> Iterator[None]:
+    """For who only looks: in train mode torch's spectral_norm moves its estimate whenever its weight is read."""
+    parts = [part for module in root.modules() if isinstance(module, ParametrizationList) for part in module.modules()]
+    moving = [part for part in parts if part.training]
+    for part in moving:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in moving:
+            part.training = True
+
+
 def is_sharded(tensor: Tensor) -> bool:
     """By name: torch.distributed takes long to load."""
     return type(tensor).__name__ == "DTensor"
@@ -231,6 +263,14 @@ def called(controller: Controller, described: Tensor) -> Tensor:
         whole = {name: _gathered(parameter) for name, parameter in controller.named_parameters()}
         return torch.func.functional_call(controller, whole, (described,))
     return controller(described)
+
+
+def _in_shards_of(sharded: Tensor, whole: Tensor) -> Tensor:
+    if not is_sharded(sharded):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole, sharded.device_mesh, sharded.placements)  # type: ignore[attr-defined]
 
 
 def _gathered(described: Tensor) -> Tensor:

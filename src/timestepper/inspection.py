@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from timestepper.api import detach, find_steps, is_attached, step_sizes
-from timestepper.controlled import called
+from timestepper.controlled import called, held_still
 from timestepper.equations import evolution_time
 from timestepper.errors import MismatchError, UnknownNameError, first_line
 from timestepper.links import in_shards
@@ -126,7 +126,7 @@ def descriptor_influence(net: nn.Module, shown: str = "zeros") -> dict[str, floa
         raise UnknownNameError(f"unknown replacement {shown!r}; a controller can be shown zeros or mean")
     found = find_steps(net)
     moved = {}
-    with found.no_autocast(found.root):  # as step_sizes are computed: in float32 or better
+    with held_still(found.root), found.no_autocast(found.root):  # as step_sizes are computed: in float32 or better
         for (stage, controller), read in zip(found.controlled(), found.reads, strict=True):
             described = found.descriptors(found.root, read, controller)
             other = called(controller, replacement[shown](described))
@@ -156,13 +156,14 @@ def multiply_adds(model: nn.Module, input_size: tuple[int, int, int]) -> int:
 
 def controller_multiply_adds(found: Steps) -> int:
     """What the controllers add to one training step: their matrix products, and one pass to average what they read."""
-    averaged = sum(
-        attrgetter(f"{conv}.weight")(found.root).numel()
-        for stage, controller in found.controlled()
-        if controller.reads_weights
-        for site in stage.sites
-        for conv in site.convs
-    )
+    with held_still(found.root):
+        averaged = sum(
+            attrgetter(f"{conv}.weight")(found.root).numel()
+            for stage, controller in found.controlled()
+            if controller.reads_weights
+            for site in stage.sites
+            for conv in site.convs
+        )
     return averaged + sum(controller.multiply_adds() for _, controller in found.controlled())
 
 

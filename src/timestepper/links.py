@@ -174,6 +174,8 @@ def refuse_wrapped(model: nn.Module) -> None:
             f"{type(model).__name__} is a graph of torch.fx, which cannot be copied with step sizes; attach to the "
             "Python network, and trace the result"
         )
+    if is_stepped(model) and not {STEPS, "_slot"} & vars(model).keys():
+        make_plain(model)  # type(net)(...) has made it, of an attached network's class
     for path, module in model.named_modules():
         if (found := module.__dict__.get(STEPS)) is not None:
             raise AlreadyAttachedError(

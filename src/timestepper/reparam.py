@@ -22,6 +22,9 @@ from torch import Tensor, nn
 from timestepper.controllers.base import at_least_float32, in_transform
 from timestepper.errors import UnsupportedSiteError, WrappedModelError
 
+# Bytes. A tensor of its own begins at a multiple of these; a piece of a stack might not, and in which order a matrix
+# product adds up depends on it.
+_ALIGNED = 256
 USE_FSDP2 = "use FSDP2 (torch.distributed.fsdp.fully_shard; accelerate: fsdp_version 2)"
 
 
@@ -165,6 +168,8 @@ def refuse_computed(path: str, layer: nn.Module) -> None:
             "reads it; make pruning permanent (torch.nn.utils.prune.remove), and use torch.nn.utils.parametrizations "
             "for its spectral_norm and weight_norm"
         )
+    if not isinstance(layer.weight, Tensor):
+        raise WrappedModelError(f"{path} was quantized since attach; quantize timestepper.fold(net)")
     if isinstance(weight, Tensor) and isinstance(weight._base, nn.Parameter):
         raise WrappedModelError(f"{path}.weight is a piece of FSDP1's flat parameter; {USE_FSDP2}")
 
@@ -223,8 +228,10 @@ def _by_shape(parameters: list[Tensor], step_sizes: list[Tensor]) -> list[Tensor
     for shape in dict.fromkeys(p.shape for p in parameters):
         places = [number for number, p in enumerate(parameters) if p.shape == shape]
         factors = torch.stack([step_sizes[n] for n in places]).view(len(places), -1, *[1] * (len(shape) - 1))
-        products = torch.stack([parameters[n] for n in places]) * factors
-        for number, product in zip(places, products.unbind(), strict=True):
+        own = [parameters[n] for n in places]
+        whole = own[0].numel() * own[0].element_size() % _ALIGNED == 0
+        products = torch.stack(own) * factors if whole else map(torch.mul, own, factors)
+        for number, product in zip(places, products, strict=True):
             made[number] = product
     return made
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from timestepper import kernels, reparam
-from timestepper.controlled import Controlled, Controllers, End, Stepping, is_sharded
+from timestepper.controlled import Controlled, Controllers, End, Stepping, held_still, is_sharded
 from timestepper.controllers.base import in_transform
 from timestepper.errors import NotAttachedError, UnsupportedSiteError, WrappedModelError
 from timestepper.links import Links
@@ -49,12 +49,8 @@ class Steps(Controlled):
         reparam.refuse_shared(root, by_site)
         ends = iter([_end(root, entries[0]) for entries in by_site])
         self.reads = tuple(read._replace(ends=tuple(next(ends) for _ in read.sites)) for read in self.reads)
-        controllers = Controllers(
-            {
-                stage.name.replace(".", "_"): stepping.controller.build(stepping.shape(stage))
-                for stage in stepping.stages
-            }
-        )
+        shapes = {stage.name.replace(".", "_"): stepping.shape(stage) for stage in stepping.stages}
+        controllers = Controllers(stepping.controller, shapes)
         reference = self._weight(root, stepping.stages[0].sites[0].convs[0])
         controllers.to(device=reference.device, dtype=torch.promote_types(reference.dtype, torch.float32))
         controllers.train(root.training)
@@ -239,7 +235,9 @@ class Steps(Controlled):
     def effective_parameters(self) -> dict[str, Tensor]:
         """The parameters that the network runs with, where they differ from the trained ones."""
         found = {}
-        for given, (_, own) in zip(self.givens(self.root), self._takes, strict=True):
+        with held_still(self.root):
+            givens = self.givens(self.root)
+        for given, (_, own) in zip(givens, self._takes, strict=True):
             for name, taken in own:
                 effective = given.made[name][1]
                 if effective is None:

@@ -11,9 +11,10 @@ from families import FAMILIES
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
-from training import batch, bits, plain, same, small
+from training import batch, bits, gradients, plain, same, small
 
 import timestepper
 from timestepper import reparam
@@ -237,3 +238,103 @@ def test_controllers_inside_a_larger_network_are_found_by_name():
     for look in (timestepper.fold, timestepper.detach, timestepper.step_sizes):
         with pytest.raises(NotAttachedError, match="has no controllers; its part encoder has some: pass that one"):
             look(whole)
+
+
+LOOKS = [timestepper.step_sizes, timestepper.summary, timestepper.fold, timestepper.descriptor_influence]
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.__name__)
+def test_who_looks_at_spectral_norms_in_train_mode_does_not_move_them(look):
+    model = plain()
+    for module in list(model.modules()):
+        if isinstance(module, nn.Conv2d):
+            nn.utils.parametrizations.spectral_norm(module)
+    net = timestepper.attach(model).train()
+    before = bits(net)
+    look(net)
+    assert same(bits(net), before)
+    assert all(module.training for module in net.modules())
+
+
+class Perceptron(nn.Module):
+    """A block of widths whose matrices are no multiple of any cache line."""
+
+    def __init__(self, width: int, hidden: int):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+@pytest.mark.parametrize(("width", "hidden"), [(13, 21), (9, 27), (15, 30), (16, 32)])
+def test_odd_widths_have_the_logits_of_their_fold_to_the_last_bit(width, hidden):
+    """A matrix product adds up in another order where a matrix begins at another address."""
+    torch.manual_seed(0)
+    net = timestepper.attach(
+        nn.Sequential(*[Perceptron(width, hidden) for _ in range(4)]), example=torch.ones(2, width)
+    )
+    with torch.no_grad():
+        for parameter in timestepper.controller_parameters(net):
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+        folded = timestepper.fold(net)
+        for _ in range(20):
+            x = torch.randn(1, width)
+            assert torch.equal(net(x), folded(x))
+
+
+class OwnMatrices(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.first, self.second = (nn.Parameter(torch.randn(width, width)) for _ in range(2))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x):
+        return x + self.norm(F.linear(torch.relu(F.linear(x, self.first)), self.second))
+
+
+def test_a_branch_without_a_layer_that_a_controller_could_read_is_left_out():
+    with pytest.raises(NoSitesError, match="no layer in its branch has a weight of its own that a controller could"):
+        timestepper.attach(nn.Sequential(OwnMatrices(8)), example=torch.ones(2, 8))
+    net = timestepper.attach(nn.Sequential(OwnMatrices(8), Perceptron(8, 16)), example=torch.ones(2, 8))
+    assert len(timestepper.summary(net, (1, 2, 8)).stages) == 1
+
+
+def test_a_fresh_network_of_an_attached_one_s_class_can_be_attached_to():
+    fresh = type(small())(8, num_classes=5, width=8)
+    assert not timestepper.is_attached(fresh)
+    timestepper.detach(timestepper.attach(fresh))
+    assert type(fresh) is CifarResNet
+
+
+def test_deferred_initialisation_makes_controllers_as_attach_does():
+    """As torch has it: made on the meta device, given memory, and then every module its parameters."""
+    with torch.device("meta"):
+        net = timestepper.attach(plain())
+        counted = timestepper.attach(plain(), start=0.5)
+    for module in net.to_empty(device="cpu").modules():
+        if hasattr(module, "reset_parameters"):
+            with torch.no_grad():
+                for parameter in module.parameters(recurse=False):
+                    parameter.fill_(torch.nan)  # what memory may hold
+            module.reset_parameters()
+    assert all((dt - 0.5).abs().max() < 0.1 for dt in timestepper.step_sizes(net).values())
+    expected = timestepper.attach(plain()).controllers.state_dict()
+    assert {key: (value.shape, value.std() > 0) for key, value in net.controllers.state_dict().items()} == {
+        key: (value.shape, value.std() > 0) for key, value in expected.items()
+    }
+    with pytest.raises(StepSizeError, match=r"start= counts from the first step sizes, which .* meta device"):
+        counted.to_empty(device="cpu").controllers.reset_parameters()
+
+
+def test_attached_in_inference_mode_a_network_can_be_trained():
+    net = plain()
+    with torch.inference_mode():
+        timestepper.attach(net)
+    assert all(gradient.isfinite().all() for gradient in gradients(net).values())
+
+
+def test_a_network_that_is_quantized_afterwards_is_told_to_fold_first():
+    net = timestepper.attach(nn.Sequential(Perceptron(8, 16)), example=torch.ones(2, 8)).eval()
+    with pytest.raises(WrappedModelError, match=r"0\.up was quantized since attach; quantize timestepper\.fold"):
+        torch.ao.quantization.quantize_dynamic(net, {nn.Linear})(torch.ones(2, 8))

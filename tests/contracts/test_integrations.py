@@ -1,6 +1,7 @@
 """Callbacks, groups of parameters, controllers for another depth: small things around a loop."""
 
 import pytest
+import pytorch_lightning
 import torch
 from for_images import Config, ForImages, trained_for_images
 from loops import Pictures, Task, fit
@@ -63,6 +64,16 @@ def test_the_callback_of_lightning_logs_and_folds(tmp_path):
     folded = timestepper.load_folded(plain(), tmp_path / "net.safetensors").eval()
     images, _ = batch(pixels=8)
     assert torch.equal(folded(images), module.net.eval()(images))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_callback_of_lightning_folds_averaged_weights(tmp_path, order):
+    """Which another callback puts in at the end of training."""
+    module = Task(timestepper.attach(plain()))
+    callbacks = [lightning.StepSizes(tmp_path), pytorch_lightning.callbacks.EMAWeightAveraging(decay=0.5)]
+    fit(module, tmp_path, 4, callbacks=callbacks[::order])
+    folded = timestepper.load_folded(plain(), tmp_path / "net.safetensors")
+    assert same(bits(folded), bits(timestepper.fold(module.net)))
 
 
 def test_a_callback_without_anything_to_watch_says_so_before_training(tmp_path):

@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "controlled": {"equations", "controllers", "kernels", "sites", "reparam", "root"},
     "links": {"reparam", "controlled", "root", "stepped"},
     "steps": {"reparam", "kernels", "sites", "controllers", "stepped", "root", "controlled", "links"},
-    "api": {"links", "equations", "sites", "controllers", "stepped", "steps"},
+    "api": {"controlled", "links", "equations", "sites", "controllers", "stepped", "steps"},
     "training": {"steps"},
     "inspection": {"api", "sites", "steps", "equations", "controlled", "links"},
     "tensors": {"files"},

@@ -23,6 +23,7 @@ class StepSizes(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         pl_module.log_dict(scalars(pl_module))
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Not at the end of training, where others still put in their averaged weights.
         if self.fold_to is not None and trainer.is_global_zero:
             write_folded(pl_module, self.fold_to)

@@ -20,6 +20,7 @@ from timestepper.errors import CheckpointError
 from timestepper.reparam import trained
 from timestepper.root import root_methods
 from timestepper.saving import load_controllers, read_description, write_controllers
+from timestepper.steps import find
 from timestepper.tensors import read_tensors, write_tensors
 
 CONTROLLERS = "timestepper.safetensors"
@@ -31,6 +32,8 @@ def _save_pretrained(original: Any) -> Callable:
 
     @functools.wraps(original.save_pretrained)
     def save_pretrained(self, save_directory, *args, **kwargs):
+        if find(self) is None:  # made by type(net)(...)
+            return original.save_pretrained(self, save_directory, *args, **kwargs)
         signature.bind(self, save_directory, *args, **kwargs)  # which refuses what the original would
         options = dict(zip(list(signature.parameters)[2:], args, strict=False)) | kwargs
         if not options.get("is_main_process", True):

@@ -96,6 +96,8 @@ def _branch_of(trace: Trace, total: Node) -> _Branch:
     between = [node for node in _between(trace, base, branch) if not other.comes_from(node)]
     if not any(matrix_of(node) for node in between):
         raise _NoResidual("its branch has no convolution or linear layer")
+    if not _described(between):
+        raise _NoResidual("no layer in its branch has a weight of its own that a controller could read")
     if all(map(_linear, between)):
         raise _NoResidual(
             "its branch is linear: an adapter of low rank, part of one re-parameterised layer, or a position encoding"
