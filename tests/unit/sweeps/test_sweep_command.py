@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from processes import command_in, run
@@ -20,6 +21,33 @@ def statuses(out):
     return [json.loads(path.read_text()) for path in sorted(out.rglob("status.json"))]
 
 
+def told_in_mid_run(out, sweep, processes: int) -> None:
+    """SIGTERM, once every run is some steps on.
+
+    Processes of their own are stopped there until it has reached them: else one could end before the other begins.
+    """
+    stopped: set[int] = set()
+
+    def all_there() -> bool:
+        there = [status["pid"] for status in statuses(out) if status["state"] == "running" and status["step"] >= 5]
+        for pid in set(there) if processes > 1 else ():
+            os.kill(pid, signal.SIGSTOP)
+            stopped.add(pid)
+        return len(there) == 2
+
+    wait_for(all_there)
+    sweep.send(signal.SIGTERM)
+    wait_for(lambda: all(waits_for(pid, signal.SIGTERM) for pid in stopped))
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+
+
+def waits_for(pid: int, number: signal.Signals) -> bool:
+    """Whether a stopped process will find a signal when it goes on."""
+    (pending,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("ShdPnd"))
+    return bool(int(pending.split()[1], 16) >> (number - 1) & 1)
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     wanted = entries(tmp_path_factory.mktemp("whole"), "run.epochs=8", recipes=("smoke/digits",), seeds=(0, 1))
@@ -31,8 +59,7 @@ def uninterrupted(tmp_path_factory):
 def test_sigterm_saves_all_and_the_same_command_goes_on(tmp_path, more, uninterrupted):
     """With two processes only the first one is told, and passes it on."""
     with command_in(tmp_path, *SWEEP, *more) as first:
-        wait_for(lambda: len(found := statuses(tmp_path)) == 2 and all(status["step"] >= 5 for status in found))
-        first.send(signal.SIGTERM)
+        told_in_mid_run(tmp_path, first, processes=2 if more else 1)
         assert first.wait() == 128 + signal.SIGTERM, first.stderr
         assert first.stdout.count("the same command goes on from there") >= 2
     for status in statuses(tmp_path):
