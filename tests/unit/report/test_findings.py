@@ -50,7 +50,7 @@ def test_the_arm_with_warm_up_is_the_measured_one():
     arms = [
         arm
         for arm in group(load_records(ROOT / "results")[0])
-        if (arm.task.model, arm.task.epochs) == ("cifar/resnet56", 120)
+        if (arm.task.data, arm.task.model, arm.task.epochs) == ("cifar10", "cifar/resnet56", 120)
         and dict(arm.task.conditions)["runtime.precision"] == '"bf16"'
     ]
     warm = {arm.subject: arm for arm in arms if dict(arm.task.conditions)["schedule.warmup_epochs"] == "1.0"}[PLAIN]
