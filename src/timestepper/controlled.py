@@ -14,7 +14,7 @@ from timestepper import equations, kernels, reparam
 from timestepper.controllers import Controller, ControllerSpec, StageShape
 from timestepper.controllers.base import at_least_float32, by_stage, in_one
 from timestepper.controllers.gain import log_gain
-from timestepper.errors import StepSizeError
+from timestepper.errors import StepSizeError, WrappedModelError
 from timestepper.root import CONTROLLERS
 from timestepper.sites import Site, Stage
 
@@ -222,7 +222,13 @@ class Controlled:
 
     def no_autocast(self, root: nn.Module) -> AbstractContextManager:
         """Off on the network's device; on the meta device, where nothing is computed, there is none to switch off."""
-        kind = self._weight(root, self._reads()[0].sites[0][0][0]).device.type
+        first = self._reads()[0].sites[0][0][0]
+        kind = self._weight(root, first).device.type
+        if kind == "meta" and hasattr(root.get_submodule(first), "_hf_hook"):
+            raise WrappedModelError(
+                f"{first}.weight is offloaded and comes back only when its layer runs (accelerate), too late for the "
+                "controller that reads it; offload timestepper.fold(net)"
+            )
         on = kind != "meta" and torch.is_autocast_enabled(kind)
         return torch.autocast(kind, enabled=False) if on else nullcontext()
 

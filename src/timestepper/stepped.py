@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointFunction
+from torch.autograd.function import FunctionCtx
 
 from timestepper.errors import ActivationCheckpointingError, WrappedModelError
 from timestepper.reparam import Entry, trained
@@ -244,10 +244,14 @@ def _recomputed(slot: Slot) -> Given | None:
 
 
 def _refuse_reentrant() -> None:
-    """Reentrant checkpointing runs every block in a backward pass of its own, and all need the same controllers'."""
+    """Reentrant checkpointing runs every block in a backward pass of its own, and all need the same controllers'.
+
+    Torch's, and those of others: an autograd Function that calls layers without gradients, to recompute them later.
+    """
     frame = sys._getframe()
     while frame is not None:
-        if frame.f_code is CheckpointFunction.forward.__code__ and any(frame.f_locals["ctx"].needs_input_grad):
+        first = frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_varnames else None
+        if isinstance(first, FunctionCtx) and any(first.needs_input_grad):  # type: ignore[attr-defined]
             raise ActivationCheckpointingError(
                 "reentrant activation checkpointing cannot train step sizes; use the non-reentrant form "
                 "(use_reentrant=False; transformers: gradient_checkpointing_kwargs={'use_reentrant': False})"

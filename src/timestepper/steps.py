@@ -209,9 +209,10 @@ class Steps(Controlled):
             for name, taken in own:
                 raw = reparam.trained(layer, name)
                 if raw is None:
+                    done = "was set to None" if name in layer._parameters else "is computed from other parameters"
                     raise UnsupportedSiteError(
-                        f"{taken.entry.parameter} is computed from other parameters since attach (pruned, normalised), "
-                        "which removes its step size; prune or normalise timestepper.fold(net) instead"
+                        f"{taken.entry.parameter} {done} since attach (pruned, normalised), which removes its step "
+                        "size; change timestepper.fold(net) instead"
                     )
                 found.append(raw)
         return found

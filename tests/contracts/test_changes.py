@@ -2,6 +2,7 @@
 
 import copy
 
+import accelerate
 import pytest
 import timm
 import torch
@@ -191,6 +192,19 @@ def test_a_convolution_that_the_controller_reads_and_that_is_pruned_later_is_not
         net(batch()[0])
     torch.nn.utils.prune.remove(net.layer1[0].conv1, "weight")
     assert fits_its_fold(net)
+
+
+def test_a_bias_that_is_taken_away_later_is_noticed():
+    net = small()
+    net.layer1[0].bn2.bias = None
+    with pytest.raises(UnsupportedSiteError, match=r"layer1\.0\.bn2\.bias was set to None since attach"):
+        net(batch()[0])
+
+
+def test_a_network_whose_weights_are_offloaded_is_told_to_fold_first():
+    net = accelerate.cpu_offload(small(), torch.device("cpu"))
+    with pytest.raises(WrappedModelError, match=r"conv1\.weight is offloaded .*; offload timestepper\.fold"):
+        net(batch()[0])
 
 
 def test_a_last_layer_parametrised_later_is_noticed():

@@ -242,3 +242,34 @@ def test_an_attached_teacher_inside_a_reentrant_checkpoint_is_left_alone():
     found = checkpoint(lambda x: head(teacher(x)), batch()[0].requires_grad_(), use_reentrant=True)
     found.sum().backward()
     assert head.weight.grad.any()
+
+
+class TheirOwn(torch.autograd.Function):
+    """Reentrant checkpointing as other libraries write it."""
+
+    @staticmethod
+    def forward(ctx, block, x):
+        ctx.block = block
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return block(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            ctx.block(x).backward(gradient)
+        return None, x.grad
+
+
+def test_the_reentrant_form_of_others_is_refused_by_name_too():
+    class Theirs(Recomputing):
+        def forward(self, x):
+            x = torch.relu(self.bn1(self.conv1(x)))
+            for stage in (self.layer1, self.layer2, self.layer3):
+                x = TheirOwn.apply(stage, x)
+            return self.linear(x.mean((2, 3)))
+
+    net = small(Theirs)
+    with pytest.raises(ActivationCheckpointingError, match="reentrant activation checkpointing"):
+        net(batch()[0])
