@@ -96,6 +96,20 @@ def test_a_finished_run_is_not_that_of_another_folder_and_says_so_when_evaluated
     assert files(run) == before
 
 
+def test_a_bad_image_to_test_on_does_not_cost_the_epoch(root, tmp_path, cli, image_folder):
+    bad, run = root / "val" / "3" / "000.png", tmp_path / "run"
+    bad.write_bytes(b"bad")
+    assert "val/3/000.png" in cli(*runs.train(run, recipe=recipe(root))).refused()
+    assert runs.newest(run)["step"] == 10
+    shutil.copy(image_folder / "val" / "3" / "000.png", bad)
+    outcome = cli(*runs.train(run, "--override", recipe=recipe(root)))
+    assert outcome.code == 0, outcome.err
+    assert "going on with other images: " in outcome.out
+    assert "going on at step 10 of 10" in outcome.out
+    assert drive(runs.train(tmp_path / "whole", recipe=recipe(image_folder))) is None
+    assert (run / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+
+
 def test_a_sweep_does_not_take_the_run_of_another_folder_for_its_own(root, tmp_path, cli):
     sweep = ["sweep", *recipe(root), "--seeds", "0", "--out", str(tmp_path / "runs")]
     assert cli(*sweep).code == 0

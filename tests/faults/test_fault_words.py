@@ -133,13 +133,15 @@ def test_t36_limits_of_the_machine_are_one_line(limit, told, tmp_path):
         assert told in message_of(job.stderr)
 
 
-def test_t36_a_run_folder_removed_in_mid_run(tmp_path):
+def test_t36_a_run_folder_removed_in_mid_run(tmp_path, finished):
     run = tmp_path / "run"
     with command(runs.train(run, "run.epochs=1000", "run.checkpoint_steps=1"), tmp_path) as job:
         wait_for(lambda: runs.at_step(run, 2) or job.poll() is not None)
         run.rename(tmp_path / "elsewhere")
+        shutil.copytree(finished, run)  # another one takes its place
         assert job.wait() == 2, job.stderr
-        assert message_of(job.stderr).startswith(f"cannot write {run}")
+        assert message_of(job.stderr).startswith(f"{run} was moved or removed while it was trained; nothing more")
+    assert runs.differing(run, finished) == []
 
 
 def test_t36_an_ascii_terminal_and_a_name_that_is_not(tmp_path):

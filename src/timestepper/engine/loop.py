@@ -26,7 +26,7 @@ from timestepper.engine.runtime import Runtime
 from timestepper.engine.schedule import Schedule
 from timestepper.engine.signals import Signals
 from timestepper.engine.step import Row, UpdateStep
-from timestepper.errors import DivergedError
+from timestepper.errors import DataError, DivergedError
 
 _LAG = 16  # steps that the host may be ahead of the device
 
@@ -188,7 +188,11 @@ class Training:
         line: dict[str, Any] = {"kind": "epoch", "step": self.step, "epoch": epoch, "train": self.whole_epoch.means()}
         last = epoch == self.schedule.epochs
         if self.test is not None and (last or epoch % self.plan.evaluate_epochs == 0):
-            line["test"] = yield from self._evaluate(self.test)
+            try:
+                line["test"] = yield from self._evaluate(self.test)
+            except DataError:  # the training of this epoch must not be lost with it
+                self.journal.save(self.step, self.state())  # without the other ranks, which are not here
+                raise
             if not self.best or line["test"]["error"] < self.best["error"]:
                 self.best = {"error": line["test"]["error"], "epoch": epoch}
         observed = self.observer.look() if self.group.rank == 0 else Observation()

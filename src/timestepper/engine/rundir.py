@@ -58,6 +58,7 @@ class RunDirectory:
             owner = self._lock.read().decode(errors="replace").strip() or "another process"
             self._lock.close()
             raise in_use(path, owner) from None
+        self._here = os.open(path, os.O_RDONLY)  # keeps its number from being another's
         try:
             self._prepare()
         except BaseException:
@@ -74,7 +75,8 @@ class RunDirectory:
             )
         status = read_status(self.path) or {}
         if status.get("state") == "running" and status.get("pid") != os.getpid() and lives(status):
-            raise in_use(self.path, f"process {status['pid']}, although somebody has removed its {LOCK}")
+            how = f"although somebody has removed its {LOCK}, or this is a copy of its folder"
+            raise in_use(self.path, f"process {status['pid']}, {how}")
         try:
             self._lock.truncate(0)
             self._lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
@@ -86,8 +88,16 @@ class RunDirectory:
     def checkpoints(self) -> Path:
         return self.path / CHECKPOINTS
 
+    def check(self) -> None:
+        """Refuse to write where another folder has taken the place of ours: it is another run's."""
+        if not self._is_ours():
+            raise RunDirectoryError(
+                f"{self.path} was moved or removed while it was trained; nothing more is written there"
+            )
+
     def status(self, state: str, **fields: Any) -> None:
         """Say where the run stands: running, interrupted, failed or finished."""
+        self.check()
         content = {"state": state, "pid": os.getpid(), "host": socket.gethostname()}
         content |= {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **fields, "process": birth(os.getpid())}
         write_atomic(self.path / STATUS, (json.dumps(content, indent=2) + "\n").encode())
@@ -95,9 +105,16 @@ class RunDirectory:
     def close(self) -> None:
         """Give the lock back; a start that wrote nothing leaves nothing behind."""
         if not self._lock.closed:
-            if not any((self.path / name).exists() for name in _OWN - {LOCK}):
+            if self._is_ours() and not any((self.path / name).exists() for name in _OWN - {LOCK}):
                 _remove(self._made)  # while the lock is held, so that it is nobody else's
             self._lock.close()
+            os.close(self._here)
+
+    def _is_ours(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._here))
+        except OSError:
+            return False
 
 
 def mark(path: Path, number: int) -> Path:

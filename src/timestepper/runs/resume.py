@@ -44,13 +44,13 @@ def reconcile(
         )
     if changed:
         text = told(changed)
+        what = "another recipe" if len(changed) > len(others) else "other images"
         if not run.override:
-            what = "another recipe" if len(changed) > len(others) else "other images"
             raise RecipeError(
                 f"{where} was begun with {what}: {text}; use the same values, another --run-dir, or --override "
                 "to go on with the new ones"
             )
-        tell(f"going on with another recipe: {text}")
+        tell(f"going on with {what}: {text}")
     if state["world"] != world:
         tell(f"going on with {world} processes after {state['world']}; the global batch stays {recipe.data.batch_size}")
     more = any(fact == "images to train on" for fact, _, _ in others)  # or fewer; a bad one may also have been replaced

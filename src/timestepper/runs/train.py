@@ -24,6 +24,7 @@ from timestepper.engine.runtime import choose_device
 from timestepper.engine.schedule import Schedule
 from timestepper.engine.signals import Signals
 from timestepper.errors import (
+    CheckpointError,
     DataError,
     DistributedError,
     LoaderError,
@@ -215,7 +216,14 @@ class Process:
     def _finish(self, run: Path) -> dict[str, Any]:
         """Evaluate what was saved, from the file, on a fresh network; export it; write the record."""
         assert self._journal is not None
+        assert self.folder is not None
+        self.folder.check()
         trained = restore(run, self.run.recipe, self.data, self.display.tell)
+        if trained.state["step"] != self.step:
+            raise CheckpointError(
+                f"{trained.path} is of step {trained.state['step']}, and this run has ended at step {self.step}: no "
+                "record is written; the same command goes on from there"
+            )
         tensors.write_tensors(trained.model.state_dict(), run / finish.WEIGHTS)
         epochs = finish.epochs_of(run)
         final = {"train": epochs[-1]["train"], "best": trained.state["best"]}
@@ -231,6 +239,7 @@ class Process:
             step_sizes=finish.final_step_sizes(trained.model),
             world=self.group.world,
         )
+        self.folder.check()  # the evaluation may have taken long
         records.write(made, run)
         self.run.publish()
         more = {"images": self.data.facts} if self.data.facts else {}

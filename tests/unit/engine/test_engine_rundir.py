@@ -1,6 +1,7 @@
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -175,10 +176,28 @@ def test_a_second_process_is_refused_although_the_lock_was_deleted(tmp_path):
         (tmp_path / "run" / "run.lock").unlink()
         with pytest.raises(RunDirectoryError, match=f"in use by process {holder.pid}, although somebody has removed"):
             RunDirectory(tmp_path / "run")
+        shutil.copytree(tmp_path / "run", tmp_path / "copy")
+        with pytest.raises(RunDirectoryError, match=r"removed its run\.lock, or this is a copy of its folder; wait"):
+            RunDirectory(tmp_path / "copy")
     finally:
         holder.kill()
         holder.communicate()
     RunDirectory(tmp_path / "run").close()
+
+
+@pytest.mark.parametrize("name", ["removed", "taken"])
+def test_a_folder_that_was_moved_away_gets_nothing_more(tmp_path, name):
+    folder = RunDirectory(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    another = RunDirectory(tmp_path / "run") if name == "taken" else None
+    with pytest.raises(RunDirectoryError, match="run was moved or removed while it was trained; nothing more is"):
+        folder.status("running", step=7)
+    folder.close()
+    assert not list(tmp_path.rglob("status.json"))
+    assert (tmp_path / "run" / "run.lock").exists() == (another is not None)
+    if another:
+        another.status("running")
+        another.close()
 
 
 def test_a_process_that_has_the_number_of_a_dead_one_holds_nothing(tmp_path):

@@ -1,5 +1,6 @@
 """Whole runs on the digits, through the command line, in this process."""
 
+import contextlib
 import json
 import math
 import shutil
@@ -18,6 +19,8 @@ from timestepper.cli import app
 from timestepper.data import open_dataset
 from timestepper.engine.checkpoint import read
 from timestepper.engine.loop import Interrupted, Training
+from timestepper.engine.rundir import RunDirectory
+from timestepper.engine.signals import Signals
 from timestepper.errors import (
     CheckpointError,
     DistributedError,
@@ -32,6 +35,8 @@ from timestepper.records import making
 from timestepper.runs import finish, measure
 from timestepper.runs.load import restore
 from timestepper.runs.measure import complete
+from timestepper.runs.run import Run
+from timestepper.runs.train import Process
 from timestepper.stability import open_chain, proposition_1
 
 TINY = (
@@ -210,6 +215,19 @@ def test_a_measurement_that_is_no_number_leaves_the_record_as_it_was(run, tmp_pa
         measure.complete(run, tmp_path / "results", ["noise"])
     assert (run / "record.json").read_bytes() == before
     assert not (tmp_path / "results").exists()
+
+
+def test_a_run_whose_newest_checkpoint_is_of_another_has_no_record(run, tmp_path):
+    with contextlib.closing(RunDirectory(tmp_path / "own")) as folder:
+        steps = Process(Run(load("smoke/digits-lstm", TINY), "x", folder.path), folder, Signals()).steps()
+        next(steps)
+        foreign = read(run / "checkpoints/step-00000010.pt") | {"step": 99}
+        torch.save(foreign, folder.checkpoints / "step-00000099.pt")
+        with pytest.raises(
+            CheckpointError, match=r"step-00000099\.pt is of step 99, and this run has ended at step 10"
+        ):
+            list(steps)
+        assert not (folder.path / "record.json").exists()
 
 
 def test_a_record_that_was_removed_is_made_again_from_the_last_checkpoint(run):
