@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from cluster_runs import SEEDS, STEPS, SWEEP, hold, jobs_of, shown, statuses, told
@@ -79,6 +81,22 @@ def test_a_job_that_is_killed_while_it_starts_trains_nothing(place, cli):
     wait_for(lambda: not alive(task))
     assert statuses(place) == {}
     assert shown(cli(*command, "--status")) == dict.fromkeys(SEEDS, "interrupted")
+
+
+def test_a_job_loads_torch_only_when_it_understands_signals(place, cli):
+    cli(*SWEEP, "--cluster", "local")
+    job = int(jobs_of(place)[0]["id"])
+    (task,) = wait_for(lambda: children(job))
+    os.kill(task, signal.SIGSTOP)  # it is ended with the test
+    (given,) = (place / "runs" / "jobs").glob("*_submitted.pkl")
+    look = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb')); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", look, given]).returncode == 0
+
+
+def test_a_recipe_whose_runs_would_lie_among_the_files_of_jobs_is_refused(place, cli):
+    (place / "jobs.toml").write_text("")
+    line = cli("sweep", "jobs.toml", "--cluster", "local").refused()
+    assert line == f"{place}/runs/jobs is for the files of jobs, not for runs; give the recipe another name than jobs"
 
 
 def test_one_that_cannot_begin_leaves_the_other_alone(place, cli):

@@ -148,7 +148,6 @@ def _submit(
     from timestepper.runs.build import dataset
     from timestepper.runs.resume import refuse_other_images
     from timestepper.runs.run import FINISHED
-    from timestepper.sweeps import one_gpu
     from timestepper.sweeps.cluster import submit
     from timestepper.sweeps.jobs import look
 
@@ -161,9 +160,16 @@ def _submit(
             run.publish()
         else:
             left.append(run)
-    work = functools.partial(one_gpu.bring_to_end, jobs=jobs, debug="--debug" in sys.argv)
+    work = functools.partial(_bring_to_end, jobs=jobs, debug="--debug" in sys.argv)
     submit(left, out, work, cluster=cluster, options=options, jobs=jobs, processes=processes)
     show_states(runs, out)
+
+
+def _bring_to_end(runs: "list[Run]", jobs: int, debug: bool) -> int:
+    """What a job does; it reads this before it understands signals, so torch is not loaded until it is called."""
+    from timestepper.sweeps import one_gpu
+
+    return one_gpu.bring_to_end(runs, jobs=jobs, debug=debug)
 
 
 def _train(runs: "list[Run]", chosen: "list[Run]", jobs: int, processes: int | None, parent: int | None) -> int:

@@ -5,6 +5,8 @@ Only tensors travel between processes, so nothing is ever unpickled.
 
 import contextlib
 import os
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,8 +19,10 @@ from torch import Tensor, nn
 
 from timestepper import torchrun
 from timestepper.errors import DistributedError, TimestepperError
+from timestepper.terminal import warn
 
 CPU = torch.device("cpu")
+_PATIENCE = 20.0  # seconds
 T = TypeVar("T")
 # The last group, kept until the next or for ever. With torch 2.11, DistributedDataParallel, where it is the last to let
 # go of one, holds Python's lock and waits for a thread of gloo that may wait for that lock: one end in ten hung.
@@ -91,6 +95,11 @@ def start(device: torch.device, timeout_seconds: float) -> Group:
     rank, world = torchrun.rank(), torchrun.world_size()
     _KEPT.clear()
     timeout = timedelta(seconds=timeout_seconds)
+    until = time.strftime("%H:%M:%S", time.localtime(time.time() + timeout_seconds))
+    said = f"rank {rank} of {world} waits for the other processes, until {until} (--dist-timeout); have all begun?"
+    late = threading.Timer(min(_PATIENCE, timeout_seconds / 4), warn, [said])  # one may have refused on its machine
+    late.daemon = True
+    late.start()
     try:
         store: dist.Store = dist.TCPStore(
             os.environ["MASTER_ADDR"],
@@ -116,6 +125,8 @@ def start(device: torch.device, timeout_seconds: float) -> Group:
             f"rank {rank} cannot reach the other processes ({type(error).__name__}); on several machines start "
             "torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and the same --rdzv-endpoint everywhere"
         ) from error
+    finally:
+        late.cancel()
     _KEPT.append(dist.group.WORLD)
     return Group(rank, world, device, active=True)
 

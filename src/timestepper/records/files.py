@@ -16,6 +16,7 @@ from typing import Any
 from timestepper import validate
 from timestepper.errors import RecordError, first_line
 from timestepper.files import digest, make_folder, read_file, with_checksum, write_atomic
+from timestepper.recipe.load import identity
 from timestepper.records import curves
 from timestepper.records.making import WHOLE, file_name
 from timestepper.records.record import Record, build
@@ -52,7 +53,7 @@ def publish(run: Path, results: Path) -> None:
     """Put the record of a finished run into the results."""
     content = read(run)
     make_folder(results)
-    path = results / file_name(content)
+    path = _own_place(results / file_name(content), identity(content["recipe"]))
     long = {key: content[key] for key in ("epochs", "step_sizes")}
     arrays = curves.split(content)
     if digest(curves.join(arrays)) != digest(long):
@@ -62,6 +63,15 @@ def publish(run: Path, results: Path) -> None:
     summary |= {"schema": SCHEMA, "converted_from": content["sha256"], "curves": hashlib.sha256(data).hexdigest()}
     write_atomic(path.with_suffix(".npz"), data)  # first the curves, which nobody reads without their summary
     write_atomic(path, (_readable(with_checksum(summary)) + "\n").encode())
+
+
+def _own_place(path: Path, own: str) -> Path:
+    """The path, or one with a longer name where a sound record of another recipe has it: names do not tell all."""
+    try:
+        other = identity(_sound(path, validate.Source(path, RecordError))["recipe"])
+    except (RecordError, KeyError, AttributeError, TypeError):  # none, or one that is worth nothing
+        return path
+    return path if other == own else path.with_stem(f"{path.stem}_{digest(own)[:8]}")
 
 
 def _readable(content: dict[str, Any]) -> str:

@@ -52,7 +52,7 @@ def make(
 
 
 def file_name(record: Mapping[str, Any]) -> str:
-    """A name that says what was run; two different recipes never share one."""
+    """A name that says what was run; recipes that differ in ``log_steps`` or ``evaluate_epochs`` alone share one."""
     settings = {key: value for key, value in record["recipe"].items() if key != "run"}
     settings["run"] = {"epochs": record["recipe"]["run"]["epochs"]}
     return label(record["name"], record["recipe"], record["seed"], settings) + ".json"

@@ -121,6 +121,8 @@ def submit(
     folder = out.absolute() / JOBS
     if "%" in str(folder):
         raise ClusterError(f"{folder}: Slurm takes a % for more than it is; choose a folder without")
+    if any(run.path.absolute().is_relative_to(folder) for run in runs):
+        raise ClusterError(f"{folder} is for the files of jobs, not for runs; give the recipe another name than {JOBS}")
     make_folder(folder)
     with _alone(folder):
         if cluster == SLURM:

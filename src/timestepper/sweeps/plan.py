@@ -102,9 +102,11 @@ def parse_seeds(text: str) -> list[int]:
     """``0,1,2`` or ``0-2``."""
     seeds: list[int] = []
     for part in filter(None, text.replace(" ", "").split(",")):
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if found is None or int(found[2] or found[1]) < int(found[1]):
-            raise RecipeError(f"--seeds {text!r} is not a list of whole numbers such as 0,1,2 or 0-2")
+        found = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", part)
+        if found is None or not 0 <= int(found[2] or found[1]) - int(found[1]) < 1000:
+            raise RecipeError(
+                f"--seeds {text[:60]!r} is not a list of whole numbers such as 0,1,2 or 0-2 (1000 at most)"
+            )
         seeds += range(int(found[1]), int(found[2] or found[1]) + 1)
     return seeds
 

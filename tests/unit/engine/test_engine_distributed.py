@@ -166,11 +166,14 @@ def test_leaving_a_group_again_and_again_does_not_hang():
     assert done.returncode == 0
 
 
-def test_nobody_answers(monkeypatch, unused_port):
-    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": unused_port}.items():
+@pytest.mark.parametrize("rank", [0, 1])
+def test_nobody_answers(monkeypatch, unused_port, capsys, rank):
+    for name, value in {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": unused_port}.items():
         monkeypatch.setenv(name, str(value))
-    with pytest.raises(DistributedError, match="rank 1 cannot reach the other processes"):
-        distributed.start(torch.device("cpu"), 1)
+    with pytest.raises(DistributedError, match=f"rank {rank} cannot reach the other processes"):
+        distributed.start(torch.device("cpu"), 2)
+    (line,) = capsys.readouterr().err.splitlines()  # after a quarter of the time
+    assert line.startswith(f"warning: rank {rank} of 2 waits for the other processes, until ")
 
 
 def test_several_machines_are_told_what_to_set(monkeypatch):

@@ -277,6 +277,25 @@ def test_a_finished_run_still_gives_its_record(run, tmp_path):
     assert [path.suffix for path in sorted((tmp_path / "results").iterdir())] == [".json", ".npz"]
 
 
+def test_a_record_of_another_recipe_is_not_overwritten(run, tmp_path):
+    results, made = tmp_path / "results", records.read(run)
+    records.publish(run, results)
+    before = {path: path.read_bytes() for path in results.iterdir()}
+    changed = made["recipe"] | {"run": made["recipe"]["run"] | {"evaluate_epochs": 2}}
+    records.write(with_checksum(made | {"recipe": changed}), run)
+    for _ in range(2):
+        records.publish(run, results)
+        assert {path: path.read_bytes() for path in before} == before
+        found, problems = records.load_records(results)
+        assert sorted(record.recipe["run"]["evaluate_epochs"] for record in found) == [1, 2]
+        assert problems == []
+    (summary,) = [path for path in before if path.suffix == ".json"]
+    summary.write_text("{")  # a damaged one is in nobody's way
+    records.write(made, run)
+    records.publish(run, results)
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_a_results_folder_that_cannot_be_is_refused_before_the_run(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(RunDirectoryError, match=r"cannot write .*file"):

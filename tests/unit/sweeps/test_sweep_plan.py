@@ -149,7 +149,7 @@ def test_seeds(text, seeds):
     assert parse_seeds(text) == seeds
 
 
-@pytest.mark.parametrize("text", ["a", "1.5", "-1", "3-1"])
+@pytest.mark.parametrize("text", ["a", "1.5", "-1", "3-1", "0-1000", "0-1000000000000", "9" * 5000])
 def test_bad_seeds_are_named(text):
     with pytest.raises(RecipeError, match="--seeds"):
         parse_seeds(text)
