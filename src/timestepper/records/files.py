@@ -53,7 +53,7 @@ def publish(run: Path, results: Path) -> None:
     """Put the record of a finished run into the results."""
     content = read(run)
     make_folder(results)
-    path = _own_place(results / file_name(content), identity(content["recipe"]))
+    path = _own_place(results / file_name(content), _key(content))
     long = {key: content[key] for key in ("epochs", "step_sizes")}
     arrays = curves.split(content)
     if digest(curves.join(arrays)) != digest(long):
@@ -65,10 +65,14 @@ def publish(run: Path, results: Path) -> None:
     write_atomic(path, (_readable(with_checksum(summary)) + "\n").encode())
 
 
+def _key(content: dict[str, Any]) -> str:
+    return f"{identity(content['recipe'])} {content['data_sha256']}"
+
+
 def _own_place(path: Path, own: str) -> Path:
-    """The path, or one with a longer name where a sound record of another recipe has it: names do not tell all."""
+    """The path, or one with a longer name where another recipe or other data have it: names do not tell all."""
     try:
-        other = identity(_sound(path, validate.Source(path, RecordError))["recipe"])
+        other = _key(_sound(path, validate.Source(path, RecordError)))
     except (RecordError, KeyError, AttributeError, TypeError):  # none, or one that is worth nothing
         return path
     return path if other == own else path.with_stem(f"{path.stem}_{digest(own)[:8]}")
