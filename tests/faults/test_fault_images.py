@@ -133,6 +133,8 @@ def test_a_sweep_of_jobs_and_one_that_skips_by_record_look_at_the_folder_too(roo
     skipped = cli(*sweep, "--results", results)
     assert "have a record" not in skipped.out
     assert "was trained with other images: " in skipped.out
+    shutil.rmtree(root)  # there is nothing to compare any more
+    assert "1 of 1 runs have a record" in cli(*sweep, "--results", results).out
 
 
 def test_a_run_of_an_older_version_goes_on(root, stopped, cli):

@@ -210,9 +210,13 @@ def _without_record(runs: "list[Run]", results: Path | None) -> "list[Run]":
 
 
 def _is_of(run: "Run", identity: str, data_sha256: str) -> bool:
-    """Whether a record is that of a run; with an image folder, of the images that are there now."""
+    """Whether a record is that of a run; with an image folder, of the images that are there now, if they are."""
     if run.identity != identity or run.recipe.data.name != "folder":
         return run.identity == identity
+    from timestepper.errors import DataError
     from timestepper.runs.build import dataset
 
-    return dataset(run.recipe).sha256 == data_sha256
+    try:
+        return dataset(run.recipe).sha256 == data_sha256
+    except DataError:
+        return True
