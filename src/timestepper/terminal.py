@@ -25,9 +25,14 @@ def warn(text: object) -> None:
     tell(f"warning: {text}", error=True)
 
 
+def on_one_line(text: object) -> str:
+    """Names of files may hold line breaks."""
+    return str(text).replace("\n", "\\n")
+
+
 def complain(text: object) -> None:
     """One line of an error on stderr, whatever is in it."""
-    tell("error: " + str(text).replace("\n", "\\n"), error=True)
+    tell("error: " + on_one_line(text), error=True)
 
 
 def console(**options: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from timestepper import terminal
-from timestepper.terminal import tell
+from timestepper.terminal import on_one_line, tell
 
 
 def check_data(
@@ -24,7 +24,7 @@ def check_data(
         task = bar.add_task("files", total=None)
         bad = data.check(name, root, lambda done, total: bar.update(task, completed=done, total=total))
     for path, reason in bad:
-        tell(f"{path}: {reason}".replace("\n", "\\n"))
+        tell(on_one_line(f"{path}: {reason}"))
     if bad:
         raise DataError(f"{name}: {len(bad)} bad {'file' if len(bad) == 1 else 'files'}; replace or remove what is bad")
     tell(f"{name}: all files are good")

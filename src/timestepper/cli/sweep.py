@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +14,8 @@ import typer
 from timestepper.terminal import tell, warn
 
 if TYPE_CHECKING:
+    from timestepper.data import Dataset
+    from timestepper.recipe.schema import Recipe
     from timestepper.runs.run import Run
 
 CHECKPOINT_SECONDS = 120.0
@@ -145,14 +147,13 @@ def _submit(
     runs: "list[Run]", out: Path, cluster: Cluster, options: dict[str, str], jobs: int, processes: int | None
 ) -> None:
     """Hand over what is not finished, and say where all runs stand."""
-    from timestepper.runs.build import dataset
     from timestepper.runs.resume import refuse_other_images
     from timestepper.runs.run import FINISHED
     from timestepper.sweeps.cluster import submit
     from timestepper.sweeps.jobs import look
 
     look(runs)
-    left = []
+    left, dataset = [], _opened_once()
     for run in runs:
         run.results = run.results and run.results.absolute()
         if run.state == FINISHED:
@@ -203,18 +204,27 @@ def _without_record(runs: "list[Run]", results: Path | None) -> "list[Run]":
     known, problems = records.load_records(results)
     gather.warn(problems)
     recorded = {(identity(record.recipe), record.data_sha256) for record in known}
-    left = [run for run in runs if not any(_is_of(run, *made) for made in recorded)]
+    dataset = _opened_once() if any(run.recipe.data.name == "folder" for run in runs) else None
+    left = [run for run in runs if not any(_is_of(run, *made, dataset) for made in recorded)]
     if len(left) < len(runs):
         tell(f"{len(runs) - len(left)} of {len(runs)} runs have a record in {results} and are skipped")
     return left
 
 
-def _is_of(run: "Run", identity: str, data_sha256: str) -> bool:
+def _opened_once() -> "Callable[[Recipe], Dataset]":
+    """To look at the data of many runs: a folder of millions of files is walked through once."""
+    from timestepper.engine.distributed import CPU
+    from timestepper.sweeps.one_gpu import Shared
+
+    shared = Shared()
+    return lambda recipe: shared.dataset(recipe, CPU)
+
+
+def _is_of(run: "Run", identity: str, data_sha256: str, dataset: "Callable[[Recipe], Dataset] | None") -> bool:
     """Whether a record is that of a run; with an image folder, of the images that are there now, if they are."""
-    if run.identity != identity or run.recipe.data.name != "folder":
+    if run.identity != identity or run.recipe.data.name != "folder" or dataset is None:
         return run.identity == identity
     from timestepper.errors import DataError
-    from timestepper.runs.build import dataset
 
     try:
         return dataset(run.recipe).sha256 == data_sha256
