@@ -1,7 +1,8 @@
 """3x3 convolutions of few channels by kernels of our own, as operators that PyTorch can differentiate and compile.
 
-``timestepper::conv3x3`` and its two gradients: stride 1, padding 1, no bias, channels-last bf16 on CUDA. Elsewhere
-the operators run PyTorch's convolution, which is also what the kernels are tested against.
+``timestepper::conv3x3`` and its two gradients: stride 1, padding 1, channels-last bf16 on CUDA. A bias is added by
+PyTorch, where a compiler can fuse it. Elsewhere the operators run PyTorch's convolution, which is also what the kernels
+are tested against.
 """
 
 from typing import NamedTuple
@@ -65,16 +66,17 @@ def _suits(layer: nn.Module) -> bool:
         isinstance(layer, nn.Conv2d)
         and type(layer)._conv_forward is nn.Conv2d._conv_forward  # a stepped layer's, too
         and (layer.kernel_size, layer.stride, layer.padding, layer.dilation) == ((3, 3), (1, 1), (1, 1), (1, 1))
-        and (layer.groups, layer.bias, layer.padding_mode) == (1, None, "zeros")
+        and (layer.groups, layer.padding_mode) == (1, "zeros")
         and all(c % 16 == 0 and c <= WIDEST for c in (layer.in_channels, layer.out_channels))
     )
 
 
-def _forward(x: Tensor, weight: Tensor, bias: None) -> Tensor:
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if x.dim() == 4 and x.device.type in DEVICES and torch.is_autocast_enabled(x.device.type):
         precision = torch.get_autocast_dtype(x.device.type)
         if precision == torch.bfloat16:
-            return conv3x3(x.to(precision), weight.to(precision))
+            convolved = conv3x3(x.to(precision), weight.to(precision))
+            return convolved if bias is None else convolved + bias.to(precision)[:, None, None]
     return F.conv2d(x, weight, bias, padding=1)
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import timestepper
 from timestepper.engine.runtime import Runtime
 from timestepper.kernels import convolution, ops
-from timestepper.models import CifarResNet
+from timestepper.models import CifarResNet, NormFreeResNet
 
 INTERPRETED = """
 import torch
@@ -80,12 +80,11 @@ def test_only_layers_that_fit_are_switched():
     def layer(*channels: int, **options) -> nn.Conv2d:
         return nn.Conv2d(*channels, **{"kernel_size": 3, "padding": 1, "bias": False} | options)
 
-    fitting = [layer(16, 16), layer(48, 64)]
+    fitting = [layer(16, 16), layer(48, 64), layer(16, 16, bias=True)]
     others = [
         layer(3, 16),
         layer(16, 128),
         layer(16, 16, stride=2),
-        layer(16, 16, bias=True),
         layer(16, 16, groups=2),
         layer(16, 16, padding=0),
         layer(16, 16, padding="same"),
@@ -93,7 +92,7 @@ def test_only_layers_that_fit_are_switched():
         layer(16, 16, kernel_size=1, padding=0),
         layer(16, 16, padding_mode="circular"),
     ]
-    assert convolution.speed_up(nn.ModuleList(fitting + others)) == 2
+    assert convolution.speed_up(nn.ModuleList(fitting + others)) == 3
     assert all("_conv_forward" in vars(layer) for layer in fitting)
     assert not any("_conv_forward" in vars(layer) for layer in others)
 
@@ -143,10 +142,27 @@ def test_used_under_bf16_autocast_alone(counted):
     assert layer.weight.grad.dtype == torch.float32
 
 
-def test_attached_and_folded(counted):
+def test_a_bias_is_added_and_learns(counted):
+    torch.manual_seed(0)
+    layer = nn.Conv2d(16, 16, 3, padding=1)
+    x = images(2, 16, 4, 4, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(x).float().square().sum().backward()
+        wanted, layer.bias.grad = layer.bias.grad, None
+        convolution.speed_up(layer)
+        y = layer(x)
+        torch.testing.assert_close(y, F.conv2d(x, layer.weight, layer.bias, padding=1), rtol=2e-2, atol=1e-2)
+        assert y.is_contiguous(memory_format=torch.channels_last)
+        y.float().square().sum().backward()
+    assert len(counted) == 1
+    torch.testing.assert_close(layer.bias.grad, wanted, rtol=2e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("network", [CifarResNet, NormFreeResNet])
+def test_attached_and_folded(counted, network):
     """Step sizes reach the switched layers, and folding gives the same network without them."""
     torch.manual_seed(0)
-    model = CifarResNet(8)
+    model = network(8)
     net = timestepper.attach(model).eval()
     keys = list(net.state_dict())
     convolution.speed_up(net)
