@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,10 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"  # also for all processes that tests start
 
 import torch
+
+# What torch has compiled for AVX-512 it finds again where there is only AVX2, and the code then computes nonsense.
+_CPU = torch.backends.cpu.get_cpu_capability().replace(" ", "_")
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}_{_CPU}")
 
 sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)
