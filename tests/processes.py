@@ -290,11 +290,10 @@ def limit_file_size(size: int) -> None:
 def become_nobody() -> None:
     """A user without any rights, because root may write everywhere.
 
-    What the command line imports late is imported before: Python and the checkout may stand in root's own folder.
+    What the command line imports late is imported before, because Python itself may stand in root's own folder.
     """
     import typer.main
 
-    import timestepper.runs.start  # noqa: F401
     from timestepper.cli import app
 
     typer.main.get_command(app).make_context("timestepper", ["list"])
