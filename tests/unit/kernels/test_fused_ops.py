@@ -200,12 +200,13 @@ cases = {
     "16": ((1, 5, 6, 16), (3, 4, 5, 2)),
     "17": ((3, 5, 6, 17), (1, 4, 3, 1)),
     "64": ((1, 5, 6, 64), (2, 4, 5, 33)),
-    "65": ((3, 5, 6, 65), (1, 4, 3, 64), (2, 4, 3, 5)),
+    "65": ((3, 5, 6, 65), (1, 4, 3, 64)),
     "128": ((1, 5, 6, 128), (2, 4, 5, 3)),
-    "long rows": ((2, 600, 300, 8), (3, 5, 6, 70)),
+    "long rows": ((2, 600, 300, 8), (3, 5, 6, 7)),
 }
-found = {case: kernel_errors.controller_errors(stages, device) for case, stages in cases.items()}
-found["describe"] = kernel_errors.describe_errors(device)
+# One run of a kernel is like the next here, where blocks run one by one: the second looks at the table that was kept.
+found = {case: kernel_errors.controller_errors(stages, device, twice=case == "16") for case, stages in cases.items()}
+found["describe"] = kernel_errors.describe_errors(device, widest=256)
 found["scale"] = kernel_errors.scale_errors(device)
 for case, errors in found.items():
     for name, error in errors.items():
