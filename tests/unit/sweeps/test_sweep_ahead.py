@@ -3,6 +3,7 @@
 import contextlib
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -100,8 +101,13 @@ def test_a_process_leaves_with_a_sweep_that_was_killed():
 
 @pytest.mark.slow
 def test_the_sweep_finds_what_was_compiled_ahead(tmp_path, monkeypatch):
-    """And ends as it does where nothing is compiled."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    """And ends as it does where nothing is compiled.
+
+    The name in all keys of the cache makes it an empty one; only machine code may be there from other tests.
+    """
+    name = uuid.uuid4().hex
+    monkeypatch.setenv("TORCH_COMPILE_CACHE_KEY_TAG", name)
+    monkeypatch.setattr("torch.compiler.config.cache_key_tag", name)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as in this process; code for a CPU depends on it
     torch._dynamo.reset()
     counters.clear()
