@@ -20,7 +20,7 @@ def stepped(name, controller, build=NETWORKS):
 
 
 def logits(net):
-    return net(torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(1)))
+    return net(torch.randn(16, 3, 16, 16, generator=torch.Generator().manual_seed(1)))
 
 
 def change(name, build=NETWORKS):
