@@ -51,7 +51,7 @@ def test_t21_a_small_shared_memory_is_enough(tmp_path, image_folder, figure):
     if os.geteuid() or subprocess.run([*inside, "true"], capture_output=True).returncode:
         pytest.skip("a small /dev/shm needs root and the right to mount")
     run = tmp_path / "run"
-    arguments = runs.train(run, "data.size=96", "data.resize=96", recipe=runs.folder_recipe(image_folder))
+    arguments = runs.train(run, "data.size=48", "data.resize=48", recipe=runs.folder_recipe(image_folder))
     with fresh_command(arguments, tmp_path, before=inside) as job, Watch() as watch:
         assert job.wait() == 0, job.stdout + job.stderr
     figure(seconds=watch.seconds)
