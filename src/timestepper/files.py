@@ -2,9 +2,12 @@
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
+import re
+import secrets
 import shutil
 import stat
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import IO, Any
 
 from timestepper.errors import CheckpointError, DiskFullError, RunDirectoryError, TimestepperError
 
+LEFTOVER = re.compile(r"\.[0-9a-f]{16}\.tmp$")  # behind the name of a file that is being written, or was when we died
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _HINTS = {
     errno.ENOENT: "make the folder first",
@@ -25,25 +29,47 @@ _HINTS = {
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file so that a kill or a full disk at any moment leaves the old one or the new one, never a part."""
     check_file(path)
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path  # nothing yet
     try:
         if shutil.disk_usage(path.parent).free < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        temporary.unlink(missing_ok=True)  # of a killed process, or a link that somebody has planted
-        with open(temporary, "xb") as file:
+        _remove_dead(path)
+        with _beside(path) as file:
+            temporary = Path(file.name)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+            os.replace(temporary, path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)  # the new name lasts through a power cut too
         finally:
             os.close(folder)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        if temporary != path:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
         raise explain(error, path, len(data)) from error
+
+
+def _beside(path: Path) -> IO[bytes]:
+    """A new file of its own, for others may write the same one; locked as long as it is open, as those who live do."""
+    while True:
+        file = open(path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp"), "xb")  # noqa: SIM115
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.exists(file.name):  # else another took it for a dead one's before it was locked
+            return file
+        file.close()
+
+
+def _remove_dead(path: Path) -> None:
+    """Remove what processes left that were killed while they wrote this file: nobody holds its lock."""
+    for name in os.listdir(path.parent):
+        if name.startswith(path.name) and LEFTOVER.fullmatch(name, len(path.name)):
+            with contextlib.suppress(OSError), open_own(path.with_name(name)) as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(path.with_name(name))
 
 
 def check_file(path: Path) -> None:
@@ -102,9 +128,10 @@ def make_folder(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of a process that was killed while it wrote."""
-    for temporary in folder.glob("*.tmp"):
-        temporary.unlink(missing_ok=True)
+    """Remove what a killed process left half written in a folder that is ours alone, and nothing that is not ours."""
+    for item in folder.iterdir():
+        if LEFTOVER.search(item.name) and not item.is_dir():
+            item.unlink(missing_ok=True)
 
 
 def explain(error: OSError, path: Path, need: int = 0) -> TimestepperError:

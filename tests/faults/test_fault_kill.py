@@ -108,6 +108,6 @@ def kill_inside_saves(run: Path, folder: Path, times: int, chance: random.Random
 def test_t3_killed_while_the_first_files_are_written(name, tmp_path, cli):
     run = tmp_path / "run"
     run.mkdir()
-    (run / f"{name}.tmp").write_text("half")
+    (run / f"{name}.0123456789abcdef.tmp").write_text("half")
     assert cli(*runs.train(run, "run.epochs=1")).code == 0
     assert runs.leftovers(run) == []

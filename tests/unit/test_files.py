@@ -4,12 +4,16 @@ import errno
 import os
 import re
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from timestepper.errors import DiskFullError, RunDirectoryError
 from timestepper.files import explain, make_folder, prepare_file, remove_leftovers, write_atomic
+
+TOKEN = "0123456789abcdef"
 
 
 def test_too_little_free_space_is_noticed_before_writing(tmp_path, monkeypatch):
@@ -22,7 +26,6 @@ def test_too_little_free_space_is_noticed_before_writing(tmp_path, monkeypatch):
 
 def test_an_unwritable_place_is_named(tmp_path):
     (tmp_path / "folder").mkdir()
-    (tmp_path / "folder.tmp").mkdir()  # in the way of the temporary file
     with pytest.raises(RunDirectoryError, match=r"cannot write .*folder"):
         write_atomic(tmp_path / "folder", b"x")
 
@@ -96,18 +99,53 @@ def test_a_folder_that_may_not_be_written_to_is_named_before_the_work(tmp_path, 
 
 
 def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(tmp_path):
-    for name in ("a.pt", "a.pt.tmp", "b.tmp"):
+    for name in ("a.pt", f"a.pt.{TOKEN}.tmp", "notes.tmp", "b.0123.tmp"):
         (tmp_path / name).touch()
+    (tmp_path / f"folder.{TOKEN}.tmp").mkdir()
     remove_leftovers(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
+    left = ["a.pt", "b.0123.tmp", f"folder.{TOKEN}.tmp", "notes.tmp"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
 
 
-def test_a_link_planted_at_the_temporary_file_is_not_followed(tmp_path):
+def test_a_file_that_is_written_once_more_is_rid_of_what_a_killed_process_left_of_it(tmp_path):
+    for name in (f"file.{TOKEN}.tmp", "file.tmp", f"other.{TOKEN}.tmp", f"file.x.{TOKEN}.tmp"):
+        (tmp_path / name).write_text("half")
+    write_atomic(tmp_path / "file", b"x")
+    left = ["file", "file.tmp", f"file.x.{TOKEN}.tmp", f"other.{TOKEN}.tmp"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+
+
+def test_a_link_planted_at_the_temporary_file_is_not_followed(tmp_path, monkeypatch):
     (tmp_path / "precious").write_text("mine")
-    (tmp_path / "file.tmp").symlink_to(tmp_path / "precious")
+    (tmp_path / f"file.{TOKEN}.tmp").symlink_to(tmp_path / "precious")
+    tokens = iter([TOKEN, "f" * 16])
+    monkeypatch.setattr("secrets.token_hex", lambda _: next(tokens))
+    with pytest.raises(RunDirectoryError, match=r"cannot write .*file: File exists"):
+        write_atomic(tmp_path / "file", b"x")
     write_atomic(tmp_path / "file", b"x")
     assert (tmp_path / "precious").read_text() == "mine"
     assert (tmp_path / "file").read_bytes() == b"x"
+
+
+WRITE = """
+import pathlib, sys
+from timestepper.files import write_atomic
+for _ in range(40):
+    write_atomic(pathlib.Path(sys.argv[1]), sys.argv[2].encode() * 3_000_000)
+"""
+
+
+def test_several_processes_that_write_one_file_do_not_mix(tmp_path):
+    """Whoever reads it meanwhile finds the whole of one of them."""
+    path = tmp_path / "file"
+    write_atomic(path, b"c" * 3_000_000)
+    writers = [subprocess.Popen([sys.executable, "-c", WRITE, str(path), letter]) for letter in "ab"]
+    while any(writer.poll() is None for writer in writers):
+        content = path.read_bytes()
+        assert len(content) == 3_000_000
+        assert len(set(content)) == 1
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_device_or_a_pipe_is_not_replaced(tmp_path):

@@ -1,6 +1,7 @@
 """Checkpoints: immutable, verified files. The newest sound one wins; damage is named, never loaded."""
 
 import io
+import re
 import sys
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from timestepper.validate import Source, limited
 
 FORMAT = 1
 KEEP = 2
+_NAME = re.compile(r"step-\d{8,}\.pt")
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ class Checkpoints:
         remove_leftovers(self.folder)
 
     def paths(self) -> list[Path]:
-        """All checkpoint files, oldest first."""
-        return sorted(self.folder.glob("step-*.pt"))
+        """All checkpoint files, oldest first; a file by any other name is the user's."""
+        return sorted((path for path in self.folder.glob("step-*.pt") if _NAME.fullmatch(path.name)), key=_step)
 
     def save(self, step: int, state: Mapping[str, Any], identity: Mapping[str, Any]) -> Path:
         """Write the checkpoint of a step, then remove all but the last two."""
@@ -80,6 +82,8 @@ class Checkpoints:
         for path in reversed(self.paths()):
             try:
                 state = read(path)
+                if state["step"] != _step(path):
+                    raise CheckpointError(f"{path} is damaged or renamed (it is of step {state['step']})")
             except CheckpointError as error:
                 damaged.append((path, str(error)))
                 continue
@@ -94,6 +98,11 @@ class Checkpoints:
                 f"no sound checkpoint in {self.folder}: {reasons}; start again in another run directory"
             )
         return None
+
+
+def _step(path: Path) -> int:
+    """The step in the name of a checkpoint."""
+    return int(path.stem.removeprefix("step-"))
 
 
 def read(path: Path) -> dict[str, Any]:

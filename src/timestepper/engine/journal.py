@@ -95,9 +95,9 @@ class FolderJournal(Journal):
         self._write_times([{**line, "step": min(line["step"], state["step"])} for line in times])
         state = {**state, **self._asked, **self._whole_epochs(state)}
         saved = self._checkpoints.save(state["step"], state, self.identity)
-        for path in self._checkpoints.paths():
-            if path > saved:
-                path.unlink()
+        every = self._checkpoints.paths()
+        for path in every[every.index(saved) + 1 :]:
+            path.unlink()
         self._saved = saved.name
         return state
 

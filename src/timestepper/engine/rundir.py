@@ -13,7 +13,7 @@ from typing import Any
 
 from timestepper import validate
 from timestepper.errors import RunDirectoryError
-from timestepper.files import explain, open_own, remove_leftovers, write_atomic
+from timestepper.files import LEFTOVER, explain, open_own, remove_leftovers, write_atomic
 from timestepper.validate import Source
 
 LOCK, STATUS, RECIPE, METRICS, TIMING = "run.lock", "status.json", "recipe.toml", "metrics.jsonl", "timing.jsonl"
@@ -67,7 +67,7 @@ class RunDirectory:
 
     def _prepare(self) -> None:
         names = sorted(item.name for item in self.path.iterdir() if not item.name.startswith(LOCK))
-        strangers = [name for name in names if name.removesuffix(".tmp") not in _OWN and not _BELOW.match(name)]
+        strangers = [name for name in names if LEFTOVER.sub("", name) not in _OWN and not _BELOW.match(name)]
         if strangers and not any((self.path / name).exists() for name in (STATUS, RECIPE)):
             raise RunDirectoryError(
                 f"{self.path} holds {', '.join(strangers[:3])}{' ...' if len(strangers) > 3 else ''} and no run; "
@@ -119,7 +119,7 @@ class RunDirectory:
 
 def mark(path: Path, number: int) -> Path:
     """A file that a run may leave in its folder for a moment, for other processes to see; gone at the next start."""
-    return path / f"{LOCK}.{number}.tmp"
+    return path / f"{LOCK}.{number:016x}.tmp"
 
 
 def check_run(path: Path) -> None:

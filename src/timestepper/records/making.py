@@ -74,9 +74,13 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of the source, with ``+`` where files are changed; outside a checkout $TIMESTEPPER_COMMIT."""
+    """The commit of the source, with ``+`` where files are changed; outside a checkout $TIMESTEPPER_COMMIT.
+
+    An installed package may lie in somebody else's checkout, which does not track it.
+    """
     here = Path(__file__).resolve().parent
     try:
+        _git(here, "ls-files", "--error-unmatch", Path(__file__).name)
         head = _git(here, "rev-parse", "HEAD")
         changed = _git(here, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
@@ -85,5 +89,8 @@ def commit() -> str:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    command = ["git", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    """Of the checkout around the folder, whatever repository the environment names; nothing is written there."""
+    command = ["git", "--no-optional-locks", *arguments]
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=True, timeout=20)
+    return done.stdout.strip()

@@ -1,6 +1,7 @@
 import pickle
 import random
 import resource
+import shutil
 import zipfile
 
 import pytest
@@ -44,12 +45,33 @@ def test_what_goes_in_comes_out(store):
 
 
 def test_two_are_kept_and_leftovers_go(store):
-    (store.folder / "step-00000009.pt.tmp").write_bytes(b"half")
+    (store.folder / "step-00000009.pt.0123456789abcdef.tmp").write_bytes(b"half")
     for step in (1, 2, 3, 12):
         store.save(step, state(), IDENTITY)
     assert [path.name for path in store.paths()] == ["step-00000003.pt", "step-00000012.pt"]
     store.create()
     assert not list(store.folder.glob("*.tmp"))
+
+
+def test_files_by_other_names_are_not_ours_and_steps_are_numbers(store):
+    store.save(99_999_998, state(), IDENTITY)
+    theirs = store.folder / "step-best.pt"
+    shutil.copy(store.folder / "step-99999998.pt", theirs)
+    for step in (99_999_999, 100_000_000):
+        store.save(step, state(), IDENTITY)
+    assert [path.name for path in store.paths()] == ["step-99999999.pt", "step-100000000.pt"]
+    assert theirs.exists()
+    assert store.latest()[1]["step"] == 100_000_000
+
+
+def test_a_copy_under_the_name_of_a_later_step_is_named_and_not_taken(store):
+    path = store.save(5, state(), IDENTITY)
+    shutil.copy(path, store.folder / "step-00000900.pt")
+    told = []
+    assert store.latest(told.append)[0] == path
+    assert told == [
+        f"{store.folder}/step-00000900.pt is damaged or renamed (it is of step 5); going back to {path.name}"
+    ]
 
 
 def test_what_was_just_saved_stays_although_others_have_higher_numbers(store):

@@ -6,10 +6,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 
-from timestepper.errors import RunDirectoryError
+from timestepper.errors import DiskFullError, RunDirectoryError
 from timestepper.recipe.load import as_dict, load
 from timestepper.report import page, verdicts
 from timestepper.report.claims import Claim, Statement, load_claims
@@ -133,10 +134,10 @@ def test_a_folder_in_the_place_of_the_page_is_told_in_one_line(tmp_path, blocked
     assert str(raised.value) == f"cannot write {tmp_path / blocked}: Is a directory; it is a folder, name a file"
 
 
-def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path):
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
     (tmp_path / "page.html").write_text("the old page")
-    (tmp_path / "page.html.tmp").mkdir()  # in the way of what is written before it takes the page's name
-    with pytest.raises(RunDirectoryError, match=r"cannot write .*page\.html: "):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+    with pytest.raises(DiskFullError, match=r"No space left for .*page\.html: "):
         write_page([], {}, tmp_path / "page.html", tmp_path / "page.md")
     assert (tmp_path / "page.html").read_text() == "the old page"
 

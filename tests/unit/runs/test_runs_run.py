@@ -172,6 +172,13 @@ def test_the_commit_of_changed_files_has_a_plus(tmp_path, monkeypatch):
     assert records.commit() == git("rev-parse", "HEAD")
     (tmp_path / "record.py").write_text("2")
     assert records.commit() == git("rev-parse", "HEAD") + "+"
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "none"))  # as a hook of another repository has it
+    assert len(records.commit()) == 41
+    monkeypatch.delenv("GIT_DIR")
+    (tmp_path / "installed").mkdir()
+    (tmp_path / "installed" / "record.py").write_text("1")  # in an environment inside somebody's checkout
+    monkeypatch.setattr(making, "__file__", str(tmp_path / "installed" / "record.py"))
+    assert records.commit() == "from outside"
 
 
 def test_the_record_is_read_by_the_report(finished):
