@@ -3,7 +3,9 @@
 ``timestepper.controllers`` has the classes. A kind of a user's own joins this table when it is registered.
 """
 
+import os
 import re
+import sys
 from dataclasses import dataclass
 
 
@@ -28,6 +30,7 @@ CONTROLLERS: dict[str, Kind] = {
     "gain": Kind(),
 }
 STARTS = ("paper", "identity")  # or a number
+MODULES = "TIMESTEPPER_MODULES"  # those that a user lets files ask for, with commas between
 
 
 def known() -> str:
@@ -38,3 +41,8 @@ def known() -> str:
 def kind_of(controller: str) -> str:
     """``fixed`` of ``fixed(0.01)``."""
     return re.split(r"[(,]", controller)[0].strip()
+
+
+def may_import(module: str) -> bool:
+    """Whether a module that only a file asks for may be used: it is imported already, or the user has named it."""
+    return module in sys.modules or module in map(str.strip, os.environ.get(MODULES, "").split(","))

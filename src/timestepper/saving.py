@@ -15,6 +15,7 @@ from torch import nn
 from timestepper import validate
 from timestepper.api import Network, attach, detach, find_steps, fold
 from timestepper.controlled import is_sharded
+from timestepper.controllers import parse
 from timestepper.errors import CheckpointError, MismatchError, WrappedModelError
 from timestepper.files import as_path, with_checksum, write_atomic
 from timestepper.sites import Discovery
@@ -107,7 +108,8 @@ def load_controllers(
         The very module that was given, with controllers.
 
     Raises:
-        CheckpointError: a file is missing, damaged or no such file.
+        CheckpointError: a file is missing, damaged or no such file; or it names a controller of a module that is not
+            imported: import it first.
         MismatchError: they were made for another network. It is left as it was.
     """
     path = as_path(path)
@@ -116,7 +118,8 @@ def load_controllers(
     options = {name: description[name] for name in ("start", *_OPTIONS) if name in description}
     if sites is None and exclude is None and description.get("chosen"):
         sites = [site for stage in description["stages"] for site in stage.get("sites", ())]
-    net = attach(model, description["controller"], example=example, sites=sites, exclude=exclude, **options)
+    controller = parse(description["controller"], _beside(path))
+    net = attach(model, controller, example=example, sites=sites, exclude=exclude, **options)
     try:
         _compare(net, description, path, strict_depth)
         if "dt0" in tensors and tensors["dt0"].shape != find_steps(net).controllers.dt0.shape:

@@ -14,6 +14,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from timestepper import names
 from timestepper.controllers.base import Controller, StageShape
@@ -24,7 +25,7 @@ from timestepper.controllers.independent import Independent
 from timestepper.controllers.lstm import LSTM
 from timestepper.controllers.scalar import Channel, Scalar
 from timestepper.controllers.two_fc import TwoFC
-from timestepper.errors import StepSizeError, UnknownNameError
+from timestepper.errors import CheckpointError, StepSizeError, UnknownNameError, first_line
 
 KINDS: dict[str, type[Controller]] = {
     "lstm": LSTM,
@@ -144,18 +145,21 @@ def gain() -> ControllerSpec:
     return ControllerSpec("gain")
 
 
-def parse(name: "str | ControllerSpec | type[Controller]") -> ControllerSpec:
-    """The spec that a name such as ``lstm`` or ``fixed(0.01)`` stands for; a spec itself must have such a name."""
+def parse(name: "str | ControllerSpec | type[Controller]", file: Path | None = None) -> ControllerSpec:
+    """The spec that a name such as ``lstm`` or ``fixed(0.01)`` stands for; a spec itself must have such a name.
+
+    One that stands in a ``file`` imports no module that its user has not imported or allowed.
+    """
     text = (_named(name) if inspect.isclass(name) else str(name)).strip()
     match = re.fullmatch(r"([^()]+)(?:\((.*)\))?", text)
-    if match is None or not _is_known(match[1]):
+    if match is None or not _is_known(match[1], file):
         raise UnknownNameError(f"unknown controller {text!r}; known are {names.known()}")
     options = _options(match[1], match[2] or "")
     # A spec is saved as its name, which has its options in the order of the kind's own.
     if options is None or (isinstance(name, ControllerSpec) and list(name.options) != list(options)):
         wanted = _options_of(ControllerSpec(match[1]).controller)
-        form = f"{match[1]}({', '.join(wanted)})" if wanted else match[1]
-        raise StepSizeError(f"controller {text!r} has too few or too many options; write it as {form} with numbers")
+        form = f"{match[1]}({', '.join(wanted)}) with numbers" if wanted else f"{match[1]}, without options"
+        raise StepSizeError(f"controller {text!r} has too few or too many options; write it as {form}")
     return name if isinstance(name, ControllerSpec) else ControllerSpec(match[1], options)
 
 
@@ -170,17 +174,22 @@ def _named(kind: type[Controller]) -> str:
     return name
 
 
-def _is_known(kind: str) -> bool:
+def _is_known(kind: str, file: Path | None) -> bool:
     """Whether it is registered, or a class ``module:Class`` that can be imported."""
     module, colon, path = kind.partition(":")
     if kind in KINDS or kind in _UNNAMED or not colon:
         return kind in KINDS or kind in _UNNAMED
+    if file is not None and not names.may_import(module):
+        raise CheckpointError(
+            f"{file}: needs the Python module {module!r}, and code is not run because a file asks for it; import "
+            f"{module} first"
+        )
     try:
         found = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError):
-        return False
+    except (Exception, SystemExit) as error:  # of a foreign module, which can raise anything
+        raise UnknownNameError(f"unknown controller {kind!r}: {type(error).__name__}: {first_line(error)}") from error
     _check(found)
     _UNNAMED[kind] = found  # type: ignore[assignment]
     return True

@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import sys
 import tomllib
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,24 +21,27 @@ FOLDERS = (_PACKAGE.parents[1] / "recipes", _PACKAGE / "recipes")
 
 
 def load(reference: str, overrides: Iterable[str] = ()) -> Recipe:
-    """The recipe of a file, or a shipped one by a name such as ``smoke/digits``, with overrides applied."""
-    return load_file(find(reference), overrides)
+    """The recipe of a file, or a shipped one by a name such as ``smoke/digits``, with overrides applied.
+
+    It is its user's own: the module of its controller is imported.
+    """
+    return load_file(find(reference), overrides, own=True)
 
 
-def load_file(path: Path, overrides: Iterable[str] = ()) -> Recipe:
-    """The recipe of a file."""
+def load_file(path: Path, overrides: Iterable[str] = (), own: bool = False) -> Recipe:
+    """The recipe of a file. One that is not the user's ``own`` is only read: nothing is imported."""
     tables = validate.read(path, Source(path, RecipeError))
     if "set" in tables:
         raise _no_recipe(path)
-    return _recipe(tables, path, overrides)
+    return _recipe(tables, path, overrides, own)
 
 
 def loads(text: str, source: str, overrides: Iterable[str] = ()) -> Recipe:
-    """The recipe of a TOML text; ``source`` names it in errors."""
+    """The recipe of a TOML text, only read; ``source`` names it in errors."""
     return _recipe(validate.parse(text, ".toml", Source(source, RecipeError)), source, overrides)
 
 
-def _recipe(tables: dict[str, Any], name: object, overrides: Iterable[str]) -> Recipe:
+def _recipe(tables: dict[str, Any], name: object, overrides: Iterable[str], own: bool = False) -> Recipe:
     origins: dict[str, str] = {}
     source = Source(name, RecipeError, origins=origins)
     for override in overrides:
@@ -48,8 +52,26 @@ def _recipe(tables: dict[str, Any], name: object, overrides: Iterable[str]) -> R
         tables[section][setting] = value
         origins[key] = f"override {shown(override)}"
     recipe = validate.build(Recipe, tables, source)
-    _check_together(recipe, f"{name} with {', '.join(origins.values())}" if origins else str(name))
+    whole = f"{name} with {', '.join(origins.values())}" if origins else str(name)
+    _check_together(recipe, whole)
+    if own:
+        import_controller(recipe, whole)
     return recipe
+
+
+def import_controller(recipe: Recipe, source: object) -> None:
+    """Import the module that registers the recipe's controller, if it names one, and check what it has registered."""
+    module = recipe.controller.module
+    if module is None:
+        return
+    try:
+        importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # of a foreign module, which can raise anything
+        raise RecipeError(
+            f"{source}: controller.module {module!r} cannot be imported: {type(error).__name__}: {first_line(error)}; "
+            "is its folder on PYTHONPATH?"
+        ) from error
+    _check_controller(recipe.controller, str(source))
 
 
 def find(reference: str) -> Path:
@@ -181,21 +203,17 @@ def _check_together(recipe: Recipe, source: str) -> None:
 
 
 def _check_controller(controller: ControllerSettings, source: str) -> None:
-    """Import what registers it, and refuse what is not known."""
-    if controller.module is not None:
-        try:
-            importlib.import_module(controller.module)
-        except Exception as error:  # of a foreign module, which can raise anything
-            raise RecipeError(
-                f"{source}: controller.module {controller.module!r} cannot be imported: {type(error).__name__}: "
-                f"{first_line(error)}; is its folder on PYTHONPATH?"
-            ) from error
+    """Refuse what is not known; what a module registers that is not imported yet nobody knows."""
     kind, written = names.kind_of(controller.kind), "(" in controller.kind
-    if kind != "none" and kind not in names.CONTROLLERS:
+    known = kind in ("none", *names.CONTROLLERS)
+    to_come = controller.module is not None and controller.module not in sys.modules
+    if not (known or to_come) or ":" in controller.kind:
         more = "" if controller.module else "; one of your own needs controller.module, which registers it"
         raise RecipeError(
             f"{source}: controller.kind cannot be {controller.kind!r} (allowed: one of none, {names.known()}{more})"
         )
+    if not known:
+        return
     options = () if kind == "none" else names.CONTROLLERS[kind].options
     if len(options) == 1 and not written and controller.value is None:
         example = names.CONTROLLERS[kind].example.partition("(")[2].rstrip(")")
@@ -227,9 +245,12 @@ def _parse_override(override: str) -> tuple[str, Any]:
     if text.lower() == "none" and wanted is not str:
         return key, None
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        table = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
         return key, text
+    value = table.pop("value")
+    if table:
+        raise RecipeError(f"override {shown(override)} has more than one line; give each setting as one of its own")
     is_text = wanted in (str, str | None)
     return key, text if is_text and not isinstance(value, str) else value  # a folder may be called 2024
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import nn
 
+from timestepper import names
 from timestepper.engine.checkpoint import Checkpoints, check, check_fit
 from timestepper.engine.rundir import CHECKPOINTS, RECIPE, check_run
-from timestepper.errors import CheckpointError
-from timestepper.recipe.load import load_file
+from timestepper.errors import CheckpointError, RecipeError
+from timestepper.recipe.load import import_controller, load_file
 from timestepper.recipe.schema import Recipe
 from timestepper.runs import build
 from timestepper.runs.resume import other_images, told
@@ -35,7 +36,7 @@ def restore(
     """The network of a run directory, on the CPU. A ``blind`` one needs no images: they may be on another machine."""
     if recipe is None:
         check_run(run)
-        recipe = load_file(run / RECIPE)
+        recipe = _recipe(run / RECIPE)
     if data is None and not blind:
         data = build.dataset(recipe)
     found = Checkpoints(run / CHECKPOINTS).latest(tell)
@@ -50,6 +51,19 @@ def restore(
         tell(f"{run} was trained with other images: {told(changed)}")
     model.load_state_dict(state["model"])
     return Trained(recipe, model, state, data, path)
+
+
+def _recipe(path: Path) -> Recipe:
+    """The recipe of a run, its controller imported if the user allows it: the run may be a stranger's."""
+    recipe = load_file(path)
+    module = recipe.controller.module
+    if module is not None and not names.may_import(module):
+        raise RecipeError(
+            f"{path} needs the Python module {module!r}, and code is not run because a file asks for it; if you trust "
+            f"it, set {names.MODULES}={module}"
+        )
+    import_controller(recipe, path)
+    return recipe
 
 
 def _shape(path: Path, state: dict[str, Any]) -> SimpleNamespace:

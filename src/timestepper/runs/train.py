@@ -33,7 +33,7 @@ from timestepper.errors import (
     TimestepperError,
 )
 from timestepper.files import digest
-from timestepper.recipe.load import as_dict, dump
+from timestepper.recipe.load import as_dict, dump, import_controller
 from timestepper.runs import build, finish
 from timestepper.runs.load import restore
 from timestepper.runs.observe import NetworkObserver
@@ -57,6 +57,7 @@ class Process:
         data: Any = None,
         dist_timeout: float = 600.0,
     ):
+        import_controller(run.recipe, run.path)  # a job of a cluster is handed the recipe and has not loaded it
         self.run, self.folder, self.signals, self.data = run, folder, signals, data
         self.display = display or Display(quiet=folder is None)
         self.device = choose_device(run.recipe.runtime.device, torchrun.local_rank())
@@ -209,6 +210,7 @@ class Process:
             if state["step"] != earlier_step:
                 state = journal.recount(state, earlier_step)
             self.display.tell(f"going on at step {state['step']} of {schedule.steps} in {where}")
+        self.signals.leave = False  # from here on there is something to save
         journal.open(state)
         self._journal = journal
         return state

@@ -9,7 +9,7 @@ from timestepper import records
 from timestepper.engine.rundir import is_here, read_status
 from timestepper.engine.signals import Signals
 from timestepper.errors import DataError, RecordError, TimestepperError
-from timestepper.recipe.load import identity
+from timestepper.recipe.load import identity, import_controller
 from timestepper.records.record import Record
 from timestepper.runs.run import FAILED, INTERRUPTED, RUNNING, WAITING, Run
 from timestepper.runs.start import widen_device_queue
@@ -192,6 +192,7 @@ def _finish(run: Run, results: Path) -> int:
     try:
         from timestepper.runs.measure import complete  # some seconds too, in which one may be stopped
 
+        import_controller(run.recipe, run.path)
         complete(run.path, results, run.measures)
     except KeyboardInterrupt:
         tell(

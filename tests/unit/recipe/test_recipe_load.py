@@ -164,6 +164,8 @@ def test_mistakes_name_file_key_and_what_is_allowed(text, message):
         ("run.sede=1", r"override 'run\.sede=1': run\.sede is not known; did you mean run\.seed\?"),
         ("run.seed=x", r"override 'run\.seed=x': run\.seed must be a whole number, not 'x'"),
         ("run.seed=none", r"run\.seed must be a whole number, not None"),
+        ("run.seed=1\nbogus=2", r"override 'run\.seed=1\\nbogus=2' has more than one line"),
+        ("run.seed=1\n[bogus]", "has more than one line"),
         ("gun.seed=1", r"gun is not known; did you mean run\?"),
     ],
 )
