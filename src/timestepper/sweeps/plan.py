@@ -31,9 +31,11 @@ def open_sets(name: str, *, short: bool = False, overrides: tuple[str, ...] = ()
 
 
 def split(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Recipes and overrides; an override is what has a ``=`` in it."""
-    given = list(arguments)
-    return [a for a in given if "=" not in a], [a for a in given if "=" in a]
+    """Recipes and overrides; an override is what has a ``=`` in it and is no file."""
+    found: tuple[list[str], list[str]] = [], []
+    for argument in arguments:
+        found["=" in argument and not os.path.isfile(argument)].append(argument)
+    return found
 
 
 def expand(

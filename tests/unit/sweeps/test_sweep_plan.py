@@ -19,6 +19,13 @@ def test_arguments_are_told_apart_by_the_equals_sign():
     assert split(["smoke/digits", "run.epochs=2", "my.toml"]) == (["smoke/digits", "my.toml"], ["run.epochs=2"])
 
 
+def test_a_recipe_that_lies_in_a_folder_named_after_overrides_is_a_recipe(tmp_path):
+    recipe = tmp_path / "run.epochs=1" / "recipe.toml"
+    recipe.parent.mkdir()
+    recipe.touch()
+    assert split([str(recipe), "run.seed=2"]) == ([str(recipe)], ["run.seed=2"])
+
+
 def test_every_recipe_with_every_seed_has_a_folder_of_its_own():
     entries = expand(["smoke/digits", "smoke/digits-lstm"], ["run.epochs=2"], [0, 5], OUT, 60.0)
     assert [str(entry.path) for entry in entries] == [
