@@ -37,6 +37,16 @@ def test_options_that_a_kind_does_not_have_are_refused(name):
         parse(name)
 
 
+def test_mistakes_say_what_this_kind_takes():
+    for name in ("lstm", "gain"):
+        with pytest.raises(StepSizeError, match=f"write it as {name}, without options$"):
+            parse(f"{name}(3)")
+    for name in ("scalar", "channel"):
+        message = f"of {name} must be a number of float32, not 1e+300; try {name}(0.1)"
+        with pytest.raises(StepSizeError, match=re.escape(message)):
+            build(f"{name}(1e300)")
+
+
 @pytest.mark.parametrize(
     ("options", "written"), [({}, "fixed"), ({"value": None}, "fixed(None)"), ({"size": 0.1}, "fixed(0.1)")]
 )

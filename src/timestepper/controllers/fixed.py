@@ -15,7 +15,7 @@ class Fixed(Controller):
 
     def __init__(self, shape: StageShape, value: float):
         if not (is_float32(value) and value > 0):
-            raise StepSizeError(f"a fixed step size must be a positive number, not {value}; try fixed(0.01)")
+            raise StepSizeError(f"a fixed step size must be a positive number of float32, not {value}; try fixed(0.01)")
         super().__init__(shape)
         self.value = value
 

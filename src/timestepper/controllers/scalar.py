@@ -15,7 +15,10 @@ class Scalar(Controller):
 
     def __init__(self, shape: StageShape, value: float):
         if not is_float32(value):
-            raise StepSizeError(f"a first step size must be a number, not {value}; try scalar(0)")
+            kind = type(self).__name__.lower()
+            raise StepSizeError(
+                f"the first step size of {kind} must be a number of float32, not {value}; try {kind}(0.1)"
+            )
         super().__init__(shape)
         self.step_size = nn.Parameter(torch.full(self._size(), float(value)))
 
