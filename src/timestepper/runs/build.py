@@ -24,6 +24,13 @@ from timestepper.recipe.schema import ModelSettings, Recipe
 from timestepper.sites import create_model, find_stages
 
 T = TypeVar("T")
+_FROM_SEED = "a network starts from its seed, and nothing is downloaded or loaded into it"
+_FROM_DATA = "the data decides it"
+_NOT_OPTIONS = {  # what timm would take, by how the name begins: why not
+    **dict.fromkeys(("pretrained", "checkpoint_path", "cache_dir"), _FROM_SEED),
+    **dict.fromkeys(("num_classes", "in_chans"), _FROM_DATA),
+    "features_only": "it takes the classifier away",
+}
 
 
 def dataset(recipe: Recipe) -> data.Dataset:
@@ -136,6 +143,9 @@ def _options(model: ModelSettings) -> dict[str, Any]:
         name, equals, value = part.partition("=")
         if not equals or not name.isidentifier():
             raise RecipeError(f"model.options: {part!r} is not of the form name=value, for example img_size=32")
+        for start, why in _NOT_OPTIONS.items():
+            if name.startswith(start):
+                raise RecipeError(f"model.options cannot hold {name}: {why}; leave it out")
         try:
             found[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):

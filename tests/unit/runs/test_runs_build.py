@@ -140,6 +140,21 @@ def test_model_options_arrive_and_mistakes_are_named():
             build.network(small("model.name=cifar/nf_resnet8", f"model.options={options}"), images)
 
 
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        *((name, "a network starts from its seed") for name in ("pretrained", "pretrained_cfg", "checkpoint_path")),
+        *((name, "the data decides it") for name in ("num_classes", "in_chans")),
+        ("cache_dir", "a network starts from its seed"),
+        ("features_only", "it takes the classifier away"),
+    ],
+)
+def test_model_options_that_load_files_or_are_the_data_s_are_refused(option, told, monkeypatch):
+    monkeypatch.setattr("timm.create_model", lambda *_, **__: pytest.fail("timm was asked"))
+    with pytest.raises(RecipeError, match=rf"model\.options cannot hold {option}: {told}.*; leave it out"):
+        build.network(small("model.name=timm/resnet10t", f"model.options={option}=1"), DIGITS)
+
+
 def test_controller_options_arrive():
     changes = ("controller.kind=lstm", "controller.reduction=2", "controller.descriptor_gradient=false")
     narrow, wide = build.network(small(*changes), DIGITS), build.network(small("controller.kind=lstm"), DIGITS)
