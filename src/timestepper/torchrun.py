@@ -10,6 +10,20 @@ def launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def check() -> None:
+    """Refuse to train alone, or to wait for others in vain, where a part of what torchrun sets is missing.
+
+    Clusters set ``MASTER_ADDR`` and ``MASTER_PORT`` for every process, so these alone say nothing.
+    """
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    there, missing = ([name for name in names if (name in os.environ) is wanted] for wanted in (True, False))
+    if missing and ("RANK" in there or "WORLD_SIZE" in there):
+        raise LaunchError(
+            f"the environment has {', '.join(there)} as under torchrun, but not {', '.join(missing)}; start it with "
+            "torchrun, or unset them"
+        )
+
+
 def rank() -> int:
     """Number of this process in its job; 0 where it is alone."""
     return _number("RANK", 0, 0, world_size() - 1) if launched() else 0

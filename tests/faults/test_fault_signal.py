@@ -1,8 +1,10 @@
 """Ctrl-C, SIGTERM and SIGUSR1 to a process, a group or a rank, in training, evaluation and compilation: T16."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from signal import SIGINT, SIGTERM, SIGUSR1, Signals
+from typing import NoReturn
 
 import pytest
 import runs
@@ -12,6 +14,7 @@ from watching import Watch, wait_for
 
 from timestepper.engine.checkpoint import read
 from timestepper.engine.rundir import read_status
+from timestepper.runs import build
 
 
 def stopped_well(run: Path, job: Job, number: int) -> int:
@@ -103,6 +106,42 @@ def test_t16_sigusr1_saves_and_goes_on(tmp_path, folder_run, image_folder):
         assert runs.differing(run, folder_run) == []
         if 2 <= saved < runs.FOLDER_STEPS:
             break
+
+
+def build_for_ever() -> None:
+    """A network that is never ready."""
+
+    def network(*_: object) -> NoReturn:
+        print("building", flush=True)
+        while True:
+            time.sleep(0.01)
+
+    build.network = network
+
+
+@pytest.mark.parametrize("number", [SIGINT, SIGTERM])
+def test_t16_a_signal_while_the_network_is_built_leaves_at_once(number, tmp_path):
+    run = tmp_path / "new" / "run"
+    with command(runs.train(run), tmp_path, prepare=build_for_ever) as job:
+        wait_for(lambda: "building" in job.stdout or job.poll() is not None)
+        job.send(number)
+        assert job.wait() == 128 + number, job.stderr
+        assert job.stderr == "\nstopped before the first step; there was nothing to save\n"
+    assert not run.parent.exists()
+
+
+def test_t16_a_signal_before_a_run_goes_on_changes_nothing(tmp_path):
+    run = tmp_path / "run"
+    with command(runs.train(run, "run.epochs=100"), tmp_path) as job:
+        wait_for_step(job, run, 3)
+        job.send(SIGTERM)
+        stopped_well(run, job, SIGTERM)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "run.lock"}
+    with command(runs.train(run, "run.epochs=100"), tmp_path, prepare=build_for_ever) as job:
+        wait_for(lambda: "building" in job.stdout or job.poll() is not None)
+        job.send(SIGINT)
+        assert job.wait() == 130, job.stderr
+    assert {path: path.read_bytes() for path in before} == before
 
 
 @pytest.mark.parametrize(("rank", "number"), [(1, SIGTERM), (0, SIGINT)])

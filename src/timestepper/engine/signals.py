@@ -1,4 +1,4 @@
-"""Signals become two integers that the loop polls; nothing else happens inside a handler."""
+"""Signals become two integers that the loop polls; nothing else happens inside a handler, once there is a loop."""
 
 import contextlib
 import multiprocessing
@@ -12,24 +12,31 @@ from timestepper import torchrun
 
 # One Ctrl-C reaches a worker of torchrun twice: from the terminal and from torchrun itself.
 _ECHO_SECONDS = 2.0
+_STOPPING = b"\nstopping after this step; once more to leave at once\n"
+_LEAVING = b"\nstopped before the first step; there was nothing to save\n"
 _CLUSTER = ("SLURM_JOB_ID", "SUBMITIT_EXECUTOR")  # set in its jobs
 
 
 class Signals:
-    """``stop`` is the number of the signal that asked to stop (0: none); ``save`` is set by SIGUSR1."""
+    """``stop`` is the number of the signal that asked to stop (0: none); ``save`` is set by SIGUSR1.
+
+    While ``leave`` is set there is nothing to save, and a signal to stop leaves at once.
+    """
 
     def __init__(self) -> None:
         self.stop = 0
         self.save = 0
+        self.leave = False
         self._since = 0.0
         self._parent = os.getppid()
         self._previous: dict[int, object] = {}
 
-    def install(self) -> "Signals":
+    def install(self, leave: bool = False) -> "Signals":
         """Catch SIGINT, SIGTERM and SIGUSR2 (save, then stop) and SIGUSR1 (save and go on).
 
         A second one to stop leaves at once, unless it is a cluster's: that kills in the end, and says so several times.
         """
+        self.leave = leave
         self._set(self._on_stop)
         return self
 
@@ -69,7 +76,9 @@ class Signals:
             self.stop, self._since = number, now
             if torchrun.rank() == 0:
                 with contextlib.suppress(OSError):
-                    os.write(2, b"\nstopping after this step; once more to leave at once\n")
+                    os.write(2, _LEAVING if self.leave else _STOPPING)
+            if self.leave:
+                raise SystemExit(128 + number)  # so that whoever has begun something removes it
         elif number != signal.SIGINT and any(name in os.environ for name in _CLUSTER):
             return
         elif not torchrun.agent() or now - self._since > _ECHO_SECONDS:

@@ -17,7 +17,8 @@ from timestepper.terminal import tell
 
 def train(run: Run, dist_timeout: float = 600.0) -> int:
     """Train a run to its end in its folder and print the summary; the exit code."""
-    signals = Signals().wait() if torchrun.launched() else Signals().install()
+    torchrun.check()
+    signals = Signals().wait() if torchrun.launched() else Signals().install(leave=True)
     folder: RunDirectory | None = None
     try:
         _refuse_hopeless_restart(run.path)

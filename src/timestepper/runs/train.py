@@ -202,6 +202,7 @@ class Process:
             stamp=lambda: {"commit": commit, "sharing": run.sharing},
             images=self.data.facts,
         )
+        self.signals.leave = False  # from here on the folder is written to
         state = journal.find()
         if state is not None:
             earlier_step = state["step"]
@@ -210,7 +211,6 @@ class Process:
             if state["step"] != earlier_step:
                 state = journal.recount(state, earlier_step)
             self.display.tell(f"going on at step {state['step']} of {schedule.steps} in {where}")
-        self.signals.leave = False  # from here on there is something to save
         journal.open(state)
         self._journal = journal
         return state

@@ -9,7 +9,7 @@ import os, sys, time
 from timestepper.engine.signals import Signals
 if "in a job" in sys.argv:
     os.environ["SLURM_JOB_ID"] = "1"
-signals = Signals().install()
+signals = Signals().install(leave="early" in sys.argv)
 print("ready", flush=True)
 end = time.monotonic() + 600
 while time.monotonic() < end:
@@ -48,6 +48,15 @@ def test_usr1_asks_to_save_and_goes_on(process):
     process.send_signal(signal.SIGUSR1)
     assert process.stdout.readline() == "save\n"
     assert process.poll() is None
+
+
+@pytest.mark.parametrize("process", [["early"]], indirect=True)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR2, 140)])
+def test_before_there_is_anything_to_save_once_leaves_at_once(process, number, code):
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == code
+    assert (output, errors) == ("", "\nstopped before the first step; there was nothing to save\n")
 
 
 @pytest.mark.parametrize("process", [["stubborn"]], indirect=True)
