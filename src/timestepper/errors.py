@@ -113,6 +113,7 @@ class RecordError(TimestepperError, ValueError):
     """A damaged, hand-edited or foreign result record, or a claim file with a mistake."""
 
 
+_NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 _EXTRAS = {  # package as it is imported: which part of pyproject.toml's optional dependencies brings it
     **dict.fromkeys(("typer", "rich", "PIL", "torchvision", "timm", "sklearn", "tensorboard"), "train"),
     **dict.fromkeys(("scipy", "jinja2", "matplotlib"), "report"),
@@ -126,6 +127,14 @@ def missing_package(error: BaseException) -> str | None:
     if name not in _EXTRAS:
         return None
     return f"this needs {name}, which is not installed: pip install 'timestepper[{_EXTRAS[name]}]'"
+
+
+def in_words(error: BaseException) -> str:
+    """A foreign error as one line of ours; the allocators' in words, for they tell of themselves."""
+    text = f"{type(error).__name__}: {first_line(error)}"
+    if isinstance(error, MemoryError) or any(sign in str(error) for sign in _NO_MEMORY):
+        return f"not enough memory ({text}); use a smaller batch or network, or another machine"
+    return text
 
 
 def first_line(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """Whatever goes wrong is one line; nothing that is shown steers the terminal; odd states of a run folder: T36, T38."""
 
+import functools
 import os
 import resource
 import shutil
@@ -15,6 +16,7 @@ from watching import wait_for
 
 SHORT = [*runs.SHORT, "run.epochs=1"]
 DIGITS_OF_5000 = "9" * 5000
+LAUNCHED = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,10 @@ def finished(tmp_path_factory) -> Path:
         (["evaluate", "a" * 300], "is no run directory"),
         (["fold", "a" * 300, "-o", "x"], "is no run directory"),
         (["train", "smoke/digits", "--run-dir", "a" * 300], "File name too long"),
+        (["train", "smoke/digits", "model.name=cifar/resnet60002"], "have at most 10000 layers"),
+        (["train", "smoke/digits", f"model.name=cifar/resnet{DIGITS_OF_5000[:50]}"], "have at most 10000 layers"),
+        (["train", "smoke/digits", "model.name=cifar/densenet9997"], "have at most 1000 layers"),
+        (["inspect", "cifar/nf_resnet60002"], "have at most 10000 layers"),
         (["fold", "RUN", "-o", "/dev/null"], "it is a device or a pipe"),
         (["evaluate", "\x1b[31mred\r\nline"], "\\x1b[31mred\\r\\nline is no run directory"),
     ],
@@ -59,12 +65,15 @@ def test_t36_a_mistake_is_one_line_and_changes_nothing(arguments, told, tmp_path
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"RANK": "x", "WORLD_SIZE": "1"}, "RANK='x'"),
-        ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE='0'"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK='2'"),
-        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "-1"}, "LOCAL_RANK='-1'"),
-        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "abc"}, "MASTER_PORT='abc'"),
-        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "99999"}, "MASTER_PORT='99999'"),
+        ({**LAUNCHED, "RANK": "x"}, "RANK='x'"),
+        ({**LAUNCHED, "WORLD_SIZE": "0"}, "WORLD_SIZE='0'"),
+        ({**LAUNCHED, "RANK": "2", "WORLD_SIZE": "2"}, "RANK='2'"),
+        ({**LAUNCHED, "LOCAL_RANK": "-1"}, "LOCAL_RANK='-1'"),
+        ({**LAUNCHED, "MASTER_PORT": "abc"}, "MASTER_PORT='abc'"),
+        ({**LAUNCHED, "MASTER_PORT": "99999"}, "MASTER_PORT='99999'"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "but not MASTER_ADDR, MASTER_PORT; start it with torchrun, or unset them"),
+        ({"RANK": "0"}, "has RANK as under torchrun, but not WORLD_SIZE, MASTER_ADDR, MASTER_PORT"),
+        ({"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "but not RANK"),
     ],
 )
 def test_t36_an_environment_that_no_launcher_makes(changes, told, tmp_path):
@@ -72,6 +81,25 @@ def test_t36_an_environment_that_no_launcher_makes(changes, told, tmp_path):
         assert job.wait() == 2, job.stderr
         assert told in message_of(job.stderr)
     assert not (tmp_path / "run").exists()
+
+
+def test_t36_an_address_that_a_cluster_sets_for_everybody_is_nobody_s_concern(tmp_path):
+    alone = {name: value for name, value in LAUNCHED.items() if name.startswith("MASTER")}
+    with command(runs.train(tmp_path / "run", recipe=SHORT), tmp_path, env=alone) as job:
+        assert job.wait() == 0, job.stderr
+
+
+def removed_folder(folder: Path) -> None:
+    folder.mkdir()
+    os.chdir(folder)
+    folder.rmdir()
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["verify", "x"], ["inspect", "cifar/resnet8"]])
+def test_t36_a_working_folder_that_was_removed(arguments, tmp_path):
+    with command(arguments, tmp_path, prepare=functools.partial(removed_folder, tmp_path / "gone")) as job:
+        assert job.wait() == 2, job.stderr
+        assert message_of(job.stderr) == "the folder that you are in was removed; cd somewhere else"
 
 
 def spoil_step(state: dict) -> str:
@@ -175,6 +203,18 @@ def test_t38_escape_codes_in_names_are_spelled_out_everywhere(tmp_path, finished
         assert "\x07" not in outcome.out + outcome.err
 
 
+@pytest.mark.parametrize("option", ["pretrained=True", "checkpoint_path=x", "num_classes=3"])
+def test_a_run_whose_recipe_would_load_a_file_is_refused(option, tmp_path, finished, cli):
+    run = runs.copy(finished, tmp_path / "run")
+    recipe = (run / "recipe.toml").read_text()
+    (run / "recipe.toml").write_text(recipe.replace('options = ""', f'options = "{option}"'))
+    state = runs.newest(run)
+    state["identity"]["options"] = option  # else it is refused as the checkpoint of another network
+    torch.save(state, runs.checkpoints(run)[-1])
+    for arguments in (["evaluate", str(run)], ["fold", str(run), "-o", str(tmp_path / "x")]):
+        assert "model.options cannot hold " + option.partition("=")[0] in cli(*arguments).refused()
+
+
 def test_a_finished_run_that_lost_its_status_is_shown_and_finished_again(tmp_path, finished, cli):
     run = runs.copy(finished, tmp_path / "run")
     (run / "status.json").unlink()
@@ -201,6 +241,26 @@ def test_an_unexpected_error_is_one_line_and_debug_shows_it_all(tmp_path, monkey
     assert message == "ZeroDivisionError: division by zero; --debug shows where it comes from"
     with pytest.raises(ZeroDivisionError):
         cli("train", "smoke/digits", "--debug")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has 1 MiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 4 bytes"),
+        RuntimeError("CUDA error: out of memory"),
+    ],
+)
+def test_an_end_of_memory_is_told_in_words(error, monkeypatch, cli):
+    def fail(_: str) -> None:
+        raise error
+
+    monkeypatch.setattr("timestepper.recipe.load.find", fail)
+    told = cli("train", "smoke/digits").refused(1)
+    assert told.startswith("not enough memory (")
+    assert "); use a smaller batch or network, or another machine; --debug" in told
 
 
 def test_planted_links_at_locks(tmp_path, cli):

@@ -14,7 +14,7 @@ import typer
 
 import timestepper
 from timestepper import terminal, torchrun
-from timestepper.errors import TimestepperError, first_line, missing_package
+from timestepper.errors import TimestepperError, first_line, in_words, missing_package
 from timestepper.terminal import complain, tell
 
 app = typer.Typer(
@@ -87,6 +87,11 @@ def main() -> None:
 def _run(arguments: Sequence[str], debug: bool) -> int:
     """The exit code. An error is one line on stderr, a traceback only with --debug."""
     try:
+        os.getcwd()
+    except FileNotFoundError:  # torch would end the process with words of its own
+        complain("the folder that you are in was removed; cd somewhere else")
+        return 2
+    try:
         # Not standalone, the exit code that a command raises comes back as a value, and a wrong command line comes out.
         return app(arguments, prog_name="timestepper", standalone_mode=False) or 0
     except SystemExit as end:
@@ -104,5 +109,5 @@ def _run(arguments: Sequence[str], debug: bool) -> int:
             complain(error)
             return error.exit_code
         advice = missing_package(error)
-        complain(advice or f"{type(error).__name__}: {first_line(error)}; --debug shows where it comes from")
+        complain(advice or f"{in_words(error)}; --debug shows where it comes from")
         return 2 if advice else 1

@@ -105,17 +105,27 @@ def _from_torchvision(name: str, num_classes: int = 1000, in_chans: int = 3) -> 
     return models.get_model(name, num_classes=num_classes)
 
 
+# And how many layers they may have: more would fill the memory of a usual machine before the network is built.
+_OUR_OWN: dict[str, tuple[Callable[..., nn.Module], int]] = {
+    "resnet": (CifarResNet, 10_000),
+    "nf_resnet": (NormFreeResNet, 10_000),
+    "densenet": (DenseNet, 1_000),
+}
+
+
 def _our_own(name: str, **options) -> nn.Module:
     """``resnet20`` (every 6n+2), ``nf_resnet20`` (without norms), ``densenet40`` (every 3n+4) or ``cliquenet``."""
     if name == "cliquenet":
         return CliqueNet(**options)
-    match = re.fullmatch(r"(resnet|nf_resnet|densenet)(\d+)", name)
+    match = re.fullmatch(r"(resnet|nf_resnet|densenet)0*(\d+)", name)
     if match is None:
         raise UnknownNameError(
             f"unknown model cifar/{name}; known are resnet20, resnet32, ... (every 6n+2), nf_resnet20, ... "
             "(without norms), densenet40 (every 3n+4) and cliquenet"
         )
-    family = {"resnet": CifarResNet, "nf_resnet": NormFreeResNet, "densenet": DenseNet}[match[1]]
+    family, deepest = _OUR_OWN[match[1]]
+    if len(match[2]) > 5 or int(match[2]) > deepest:
+        raise UnknownNameError(f"cifar/{name}: networks of this family have at most {deepest} layers; choose fewer")
     try:
         return family(int(match[2]), **options)
     except ValueError as error:

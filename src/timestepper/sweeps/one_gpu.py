@@ -23,7 +23,7 @@ from timestepper.engine.progress import Display
 from timestepper.engine.rundir import RunDirectory
 from timestepper.engine.runtime import choose_device
 from timestepper.engine.signals import Signals
-from timestepper.errors import TimestepperError, first_line
+from timestepper.errors import TimestepperError, in_words
 from timestepper.recipe.schema import Recipe
 from timestepper.runs import build
 from timestepper.runs.resume import refuse_other_images
@@ -126,7 +126,7 @@ def take(run: Run, display: Display, shared: Shared, debug: bool = False) -> Ite
         if debug:
             traceback.print_exc()
         known = isinstance(error, TimestepperError)
-        run.state, run.message = FAILED, str(error) if known else f"{type(error).__name__}: {first_line(error)}"
+        run.state, run.message = FAILED, str(error) if known else in_words(error)
     process = None  # out here the error is gone too, and with it what its traceback held
     gc.collect()
     if stream is not None:
