@@ -82,7 +82,7 @@ def _settings(statement: Statement, places: Sequence[Place], arms: Sequence[Arm]
         here = [arm for arm in arms if arm.task.data == place.data and place.model in ("", arm.task.model)]
         if statement.check == "ranks":
             if asked := ask(statement, here):
-                yield asked._replace(where=_places([place]) if place.model else f"all networks, {_places([place])}")
+                yield asked._replace(where=f"all networks, {data_name(place.data)}")
             continue
         labels = condition_labels(arm.task for arm in here)
         bundles: dict[Task, list[Arm]] = {}
