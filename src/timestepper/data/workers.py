@@ -14,10 +14,9 @@ from timestepper.data.windows import View
 from timestepper.data.worker import Memory
 from timestepper.errors import DataError, LoaderError
 
-TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_TO_STOP = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2}
+TRAINERS_SIGNALS = (*_TO_STOP, signal.SIGUSR1)
 """Sent to the whole process group, and meant for the trainer: it still needs batches while it saves and stops."""
-
-_TO_STOP = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR2}
 
 AHEAD = 4  # batches that are being made
 _SHARE = 16  # samples that a worker is given at a time

@@ -32,9 +32,10 @@ class Signals:
         self._previous: dict[int, object] = {}
 
     def install(self, leave: bool = False) -> "Signals":
-        """Catch SIGINT, SIGTERM and SIGUSR2 (save, then stop) and SIGUSR1 (save and go on).
+        """Catch SIGINT, SIGTERM, SIGUSR2 and, without nohup, SIGHUP (save, then stop), and SIGUSR1 (save and go on).
 
-        A second one to stop leaves at once, unless it is a cluster's: that kills in the end, and says so several times.
+        A second one to stop leaves at once, unless it is a cluster's, which kills in the end, or that of a closed
+        terminal: both say so several times.
         """
         self.leave = leave
         self._set(self._on_stop)
@@ -61,6 +62,8 @@ class Signals:
     def _set(self, on_stop: Any) -> None:
         handlers = dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGUSR2), on_stop)
         handlers[signal.SIGUSR1] = self._on_save
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            handlers[signal.SIGHUP] = on_stop
         for number, handler in handlers.items():
             self._previous.setdefault(number, signal.signal(number, handler))
 
@@ -79,7 +82,7 @@ class Signals:
                     os.write(2, _LEAVING if self.leave else _STOPPING)
             if self.leave:
                 raise SystemExit(128 + number)  # so that whoever has begun something removes it
-        elif number != signal.SIGINT and any(name in os.environ for name in _CLUSTER):
+        elif number == signal.SIGHUP or (number != signal.SIGINT and any(name in os.environ for name in _CLUSTER)):
             return
         elif not torchrun.agent() or now - self._since > _ECHO_SECONDS:
             for worker in multiprocessing.active_children():

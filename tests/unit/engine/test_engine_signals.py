@@ -5,8 +5,10 @@ import sys
 import pytest
 
 SCRIPT = """
-import os, sys, time
+import os, signal, sys, time
 from timestepper.engine.signals import Signals
+if "nohup" in sys.argv:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 if "in a job" in sys.argv:
     os.environ["SLURM_JOB_ID"] = "1"
 signals = Signals().install(leave="early" in sys.argv)
@@ -35,7 +37,7 @@ def process(request):
     started.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2])
 def test_once_sets_a_number(process, number):
     process.send_signal(number)
     output, errors = process.communicate(timeout=300)
@@ -68,6 +70,24 @@ def test_twice_leaves_at_once(process, number, code):
     assert process.poll() is None
     process.send_signal(number)
     assert process.wait(timeout=300) == code
+
+
+@pytest.mark.parametrize("process", [["stubborn"]], indirect=True)
+def test_a_closed_terminal_and_its_shell_both_say_so_and_the_run_is_saved(process):
+    process.send_signal(signal.SIGHUP)
+    assert process.stderr.readline() == "\n"
+    for number in (signal.SIGHUP, signal.SIGUSR1):
+        process.send_signal(number)
+    assert process.stdout.readline() == "save\n"
+    assert process.poll() is None
+
+
+@pytest.mark.parametrize("process", [["nohup"]], indirect=True)
+def test_under_nohup_a_closed_terminal_says_nothing(process):
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout.readline() == "save\n"
+    assert process.poll() is None
 
 
 @pytest.mark.parametrize("process", [["stubborn", "in a job"]], indirect=True)
