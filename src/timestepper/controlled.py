@@ -67,7 +67,8 @@ class Stepping:
     def shape(self, stage: Stage) -> StageShape:
         length = stage.descriptor + (self.descriptor == "visible")
         reduction = self.reduction or stage.reduction
-        return StageShape(len(stage.sites), stage.channels, length, reduction, self.normed)
+        all_sites = sum(len(stage.sites) for stage in self.stages)
+        return StageShape(len(stage.sites), stage.channels, length, reduction, self.normed, all_sites)
 
 
 class End(NamedTuple):

@@ -25,6 +25,7 @@ from timestepper.validate import Source, shown
 
 FORMAT = 1
 _OPTIONS = ("reduction", "descriptor", "descriptor_gradient")
+_SHOWN = ("normed", "network_sites")  # what the network itself shows of a stage
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def _description(found: Steps) -> dict:
         "stages": [
             {
                 "name": stage.name,
-                **{key: n for key, n in asdict(controller.shape).items() if key != "normed"},  # the network shows
+                **{key: n for key, n in asdict(controller.shape).items() if key not in _SHOWN},
                 "sites": [site.path for site in stage.sites],
             }
             for stage, controller in found.controlled()

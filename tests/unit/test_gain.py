@@ -1,5 +1,7 @@
 """The gain controller: relative updates, whatever the size of the weights."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -33,12 +35,13 @@ def updates(net, stage):
 def test_without_norms_every_block_adds_one_over_the_root_of_the_depth():
     net = attached("cifar/nf_resnet56").eval()
     found = updates(net, net.layer3)
-    assert all(1 / 6 < update < 2 / 3 for update in found), found  # at He's start each adds as much as there is
+    wanted = 27**-0.5  # at He's start each would add as much as there is
+    assert all(wanted / 2 < update < 2 * wanted for update in found), found
 
 
 def test_with_norms_a_step_grows_with_the_stream():
     sizes = timestepper.step_sizes(attached("cifar/resnet56"))["layer2"]
-    wanted = [(1 / 3) * (1 + 1 / 9) ** (d / 2) for d in range(9)]
+    wanted = [27**-0.5 * (1 + 1 / 27) ** (d / 2) for d in range(9)]
     torch.testing.assert_close(sizes, torch.tensor(wanted)[:, None].expand(9, 32))
 
 
@@ -84,6 +87,15 @@ def test_a_discovered_network_has_it_too():
     assert torch.equal(net.eval()(IMAGES), timestepper.fold(net)(IMAGES))
 
 
-def test_the_depth_is_that_of_the_stage():
-    controller = parse("gain").build(StageShape(sites=16, channels=4, descriptor=7, reduction=1, normed=False))
-    assert torch.equal(controller(torch.zeros(16, 1)), torch.full((16, 4), 0.25))
+def test_the_depth_is_that_of_the_network():
+    shape = StageShape(sites=4, channels=4, descriptor=7, reduction=1, normed=False)
+    for everywhere, wanted in ((None, 0.5), (16, 0.25)):
+        controller = parse("gain").build(replace(shape, network_sites=everywhere))
+        assert torch.equal(controller(torch.zeros(4, 1)), torch.full((4, 4), wanted))
+
+
+def test_the_stream_grows_by_e_however_deep_the_network_is():
+    for depth in (20, 110):
+        net = attached(f"cifar/nf_resnet{depth}").eval()
+        growth = sum(torch.log1p(dt.square()).mean(1).sum() for dt in timestepper.step_sizes(net).values())
+        assert 0.9 < growth < 1.0, growth  # at He's start a branch has gain 1

@@ -17,6 +17,7 @@ class StageShape:
     descriptor: int
     reduction: int
     normed: bool = True  # whether a branch's output has its size from a norm and not from what it reads
+    network_sites: int | None = None  # of all stages together; None: this is the only one
 
     @property
     def hidden(self) -> int:

@@ -10,11 +10,12 @@ SMALLEST = 1e-2  # of a gain: a branch that starts at 0 has none to divide by
 
 
 class Gain(Controller):
-    """The relative update rho of every block, from the stream's size v, the branch's gain g and the depth d / L.
+    """The relative update rho of every block, from the stream's size v, the branch's gain g and its place in the stage.
 
     v is 1 at the first block of a stage and grows with what is added. A branch with a norm gives an output of size g
     whatever it reads, so dt = rho * v / g; without norms it gives g * v, so dt = rho / g. Either way v grows by the
-    factor sqrt(1 + rho^2). The output layer starts at 0, so rho starts at 1 / sqrt(L). Nothing caps a step size.
+    factor sqrt(1 + rho^2). The output layer starts at 0, so rho starts at 1 / sqrt(L) for the L blocks of the whole
+    network, and the stream's variance grows by a factor of about e, however deep it is. Nothing caps a step size.
     """
 
     reads_gain = True
@@ -31,10 +32,11 @@ class Gain(Controller):
     def forward(self, descriptors: Tensor) -> Tensor:
         w_in, b_in, w_out, b_out = self.precise()
         log_v, rows = descriptors.new_zeros(()), []
+        first = (self.shape.network_sites or self.shape.sites) ** -0.5
         for site, log_g in enumerate(descriptors[:, 0].unbind()):
             seen = torch.stack([log_v, log_g, torch.full_like(log_v, site / self.shape.sites)])
             log_rho = w_out @ torch.tanh(w_in @ seen + b_in) + b_out
-            rho = torch.exp(log_rho) * self.shape.sites**-0.5
+            rho = torch.exp(log_rho) * first
             rows.append(rho * torch.exp(log_v * self.shape.normed - log_g))
             log_v = log_v + 0.5 * torch.log1p(rho.square().mean())
         return torch.stack(rows)
