@@ -16,6 +16,8 @@ from typing import IO, Any
 from timestepper.errors import CheckpointError, DiskFullError, RunDirectoryError, TimestepperError
 
 LEFTOVER = re.compile(r"\.[0-9a-f]{16}\.tmp$")  # behind the name of a file that is being written, or was when we died
+_TEMPORARY = len(".0123456789abcdef.tmp")
+_LONGEST_NAME = 255  # bytes, on every usual file system
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _HINTS = {
     errno.ENOENT: "make the folder first",
@@ -23,6 +25,7 @@ _HINTS = {
     errno.EEXIST: "a file is in the way",
     errno.ENOTDIR: "a file is in the way",
     errno.ELOOP: "remove that link or device",
+    errno.ENAMETOOLONG: "choose a shorter name",
 }
 
 
@@ -56,11 +59,16 @@ def _beside(path: Path) -> IO[bytes]:
     """A new file of its own, for others may write the same one; locked as long as it is open, as those who live do."""
     while True:
         file = open(path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp"), "xb")  # noqa: SIM115
-        with contextlib.suppress(OSError):  # a file system without locks
+        try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.exists(file.name):  # else another took it for a dead one's before it was locked
+            ours = os.path.exists(file.name)
+        except BlockingIOError:
+            ours = False
+        except OSError:  # a file system without locks
+            ours = True
+        if ours:
             return file
-        file.close()
+        file.close()  # another took it for a dead one's before it was locked, and removes it
 
 
 def _remove_dead(path: Path) -> None:
@@ -73,9 +81,11 @@ def _remove_dead(path: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Refuse what cannot be the name of a file: an empty one, that of a folder, of a device or of a pipe."""
+    """Refuse what cannot be the name of a file: an empty or too long one, that of a folder, a device or a pipe."""
     if not path.name or os.path.isdir(path):
         raise explain(IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)), path)
+    if len(os.fsencode(path.name)) + _TEMPORARY > _LONGEST_NAME:
+        raise explain(OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)), path)
     if os.path.lexists(path) and not (os.path.islink(path) or os.path.isfile(path)):
         raise RunDirectoryError(f"cannot write {path}: it is a device or a pipe; name a file")
 

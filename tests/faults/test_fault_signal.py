@@ -126,7 +126,7 @@ def test_t16_a_signal_while_the_network_is_built_leaves_at_once(number, tmp_path
         wait_for(lambda: "building" in job.stdout or job.poll() is not None)
         job.send(number)
         assert job.wait() == 128 + number, job.stderr
-        assert job.stderr == "\nstopped before the first step; there was nothing to save\n"
+        assert job.stderr == "\nstopped before it began; nothing has changed, and the same command goes on\n"
     assert not run.parent.exists()
 
 

@@ -1,6 +1,7 @@
 """Files that are whole or not there."""
 
 import errno
+import fcntl
 import os
 import re
 import resource
@@ -125,6 +126,38 @@ def test_a_link_planted_at_the_temporary_file_is_not_followed(tmp_path, monkeypa
     write_atomic(tmp_path / "file", b"x")
     assert (tmp_path / "precious").read_text() == "mine"
     assert (tmp_path / "file").read_bytes() == b"x"
+
+
+def test_a_file_that_another_takes_for_a_dead_ones_is_left_to_it(tmp_path, monkeypatch):
+    """It has locked the new file first, to remove it."""
+    names, lock = [], fcntl.flock
+
+    def second(file, how):
+        names.append(file.name)
+        if len(names) == 1:
+            raise BlockingIOError
+        lock(file, how)
+
+    monkeypatch.setattr("fcntl.flock", second)
+    write_atomic(tmp_path / "file", b"x")
+    assert (tmp_path / "file").read_bytes() == b"x"
+    assert [str(path) for path in tmp_path.iterdir() if path.name != "file"] == names[:1]  # nobody removed it here
+
+
+def test_without_locks_a_file_is_written_all_the_same(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", fail)
+    write_atomic(tmp_path / "file", b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_name_that_leaves_no_room_for_the_temporary_one_is_refused_before_the_work(tmp_path):
+    write_atomic(tmp_path / ("n" * 234), b"x")
+    for write in (prepare_file, lambda path: write_atomic(path, b"x")):
+        with pytest.raises(RunDirectoryError, match="File name too long; choose a shorter name"):
+            write(tmp_path / ("n" * 235))
 
 
 WRITE = """

@@ -21,7 +21,7 @@ from timestepper.validate import Source, limited
 
 FORMAT = 1
 KEEP = 2
-_NAME = re.compile(r"step-\d{8,}\.pt")
+_NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,14})\.pt")
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,9 @@ class Checkpoints:
         remove_leftovers(self.folder)
 
     def paths(self) -> list[Path]:
-        """All checkpoint files, oldest first; a file by any other name is the user's."""
-        return sorted((path for path in self.folder.glob("step-*.pt") if _NAME.fullmatch(path.name)), key=_step)
+        """All checkpoint files, oldest first; what has any other name, or is a folder, is the user's."""
+        found = (path for path in self.folder.glob("step-*.pt") if _NAME.fullmatch(path.name) and not path.is_dir())
+        return sorted(found, key=_step)
 
     def save(self, step: int, state: Mapping[str, Any], identity: Mapping[str, Any]) -> Path:
         """Write the checkpoint of a step, then remove all but the last two."""
@@ -89,7 +90,7 @@ class Checkpoints:
                 continue
             for bad, reason in damaged:
                 tell(f"{reason}; going back to {path.name}")
-                if set_aside:
+                if set_aside and not bad.with_name(bad.name + ".damaged").is_dir():
                     bad.rename(bad.with_name(bad.name + ".damaged"))
             return path, state
         if damaged:

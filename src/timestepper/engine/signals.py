@@ -13,7 +13,7 @@ from timestepper import torchrun
 # One Ctrl-C reaches a worker of torchrun twice: from the terminal and from torchrun itself.
 _ECHO_SECONDS = 2.0
 _STOPPING = b"\nstopping after this step; once more to leave at once\n"
-_LEAVING = b"\nstopped before the first step; there was nothing to save\n"
+_LEAVING = b"\nstopped before it began; nothing has changed, and the same command goes on\n"
 _CLUSTER = ("SLURM_JOB_ID", "SUBMITIT_EXECUTOR")  # set in its jobs
 
 

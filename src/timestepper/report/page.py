@@ -71,7 +71,7 @@ def write_page(
     html = render(**values, headline={state: states.count(state) for state in statistics.STATES if state in states})
     for path, text in ((out_html, html), (out_md, markdown(**values))):
         make_folder(path.parent)
-        write_atomic(path, text.encode())
+        write_atomic(path, text.encode(errors="backslashreplace"))  # names of files may be no text
 
 
 def _sections(

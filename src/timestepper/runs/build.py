@@ -97,6 +97,7 @@ def check_parts(recipe: Recipe, model: nn.Module, batches: data.Loader) -> None:
 
 def network(recipe: Recipe, images: Any, sync_bn: bool = False) -> nn.Module:
     """The network with its controllers, freshly initialised from the recipe's seed, on the CPU."""
+    options = _options(recipe.model)
     torch.manual_seed(recipe.run.seed)
     try:
         model = create_model(
@@ -104,7 +105,7 @@ def network(recipe: Recipe, images: Any, sync_bn: bool = False) -> nn.Module:
             num_classes=images.classes,
             in_chans=images.input_shape[0],
             original_stride=recipe.model.original_stride,
-            **_options(recipe.model),
+            **options,
         )
     except UnknownNameError as error:
         raise RecipeError(f"model.name cannot be {recipe.model.name!r}: {error}") from error

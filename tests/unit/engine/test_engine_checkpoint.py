@@ -55,12 +55,14 @@ def test_two_are_kept_and_leftovers_go(store):
 
 def test_files_by_other_names_are_not_ours_and_steps_are_numbers(store):
     store.save(99_999_998, state(), IDENTITY)
-    theirs = store.folder / "step-best.pt"
-    shutil.copy(store.folder / "step-99999998.pt", theirs)
+    theirs = [f"step-{name}.pt" for name in ("best", "\N{DEVANAGARI DIGIT ONE}" * 8, "0000000001", "9" * 240)]
+    for name in theirs:
+        shutil.copy(store.folder / "step-99999998.pt", store.folder / name)
+    (store.folder / "step-00000001.pt").mkdir()
     for step in (99_999_999, 100_000_000):
         store.save(step, state(), IDENTITY)
     assert [path.name for path in store.paths()] == ["step-99999999.pt", "step-100000000.pt"]
-    assert theirs.exists()
+    assert all((store.folder / name).exists() for name in (*theirs, "step-00000001.pt"))
     assert store.latest()[1]["step"] == 100_000_000
 
 

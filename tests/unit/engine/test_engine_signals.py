@@ -58,7 +58,7 @@ def test_before_there_is_anything_to_save_once_leaves_at_once(process, number, c
     process.send_signal(number)
     output, errors = process.communicate(timeout=300)
     assert process.returncode == code
-    assert (output, errors) == ("", "\nstopped before the first step; there was nothing to save\n")
+    assert (output, errors) == ("", "\nstopped before it began; nothing has changed, and the same command goes on\n")
 
 
 @pytest.mark.parametrize("process", [["stubborn"]], indirect=True)

@@ -134,6 +134,11 @@ def test_a_folder_in_the_place_of_the_page_is_told_in_one_line(tmp_path, blocked
     assert str(raised.value) == f"cannot write {tmp_path / blocked}: Is a directory; it is a folder, name a file"
 
 
+def test_a_name_that_is_no_text_is_spelled_out(tmp_path):
+    write_page([], {}, tmp_path / "page.html", tmp_path / "page.md", problems=["\udcff.json: no record"])
+    assert all("\\udcff.json" in (tmp_path / name).read_text() for name in ("page.html", "page.md"))
+
+
 def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
     (tmp_path / "page.html").write_text("the old page")
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
