@@ -153,10 +153,10 @@ class FolderJournal(Journal):
         self.display.epoch(line["epoch"], epochs, shown, columns)
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        self.folder.check()
-        written = {**state, **self._asked, **self._metrics.sync()}
-        self._note_time(step)
-        self._saved = self._checkpoints.save(step, written, self.identity).name
+        with self.folder.writing():
+            written = {**state, **self._asked, **self._metrics.sync()}
+            self._note_time(step)
+            self._saved = self._checkpoints.save(step, written, self.identity).name
         self.status("running", step)
 
     def last_saved(self) -> str:

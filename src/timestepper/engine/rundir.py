@@ -7,12 +7,13 @@ import os
 import re
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from timestepper import validate
-from timestepper.errors import RunDirectoryError
+from timestepper.errors import RunDirectoryError, TimestepperError
 from timestepper.files import LEFTOVER, explain, open_own, remove_leftovers, write_atomic
 from timestepper.validate import Source
 
@@ -95,12 +96,22 @@ class RunDirectory:
                 f"{self.path} was moved or removed while it was trained; nothing more is written there"
             )
 
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around what is written there: it is looked at before, and where that fails, since it may be moved meanwhile."""
+        self.check()
+        try:
+            yield
+        except TimestepperError:
+            self.check()
+            raise
+
     def status(self, state: str, **fields: Any) -> None:
         """Say where the run stands: running, interrupted, failed or finished."""
-        self.check()
         content = {"state": state, "pid": os.getpid(), "host": socket.gethostname()}
         content |= {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **fields, "process": birth(os.getpid())}
-        write_atomic(self.path / STATUS, (json.dumps(content, indent=2) + "\n").encode())
+        with self.writing():
+            write_atomic(self.path / STATUS, (json.dumps(content, indent=2) + "\n").encode())
 
     def close(self) -> None:
         """Give the lock back; a start that wrote nothing leaves nothing behind."""

@@ -236,3 +236,16 @@ def test_a_process_that_is_dead_and_not_yet_buried_holds_nothing(tmp_path):
     assert read_status(tmp_path / "run")["state"] == "killed"
     RunDirectory(tmp_path / "run").close()
     holder.communicate()
+
+
+def test_a_folder_that_is_moved_while_a_file_is_written_is_told_as_moved(tmp_path, monkeypatch):
+    folder, replace = RunDirectory(tmp_path / "run"), os.replace
+
+    def moved_first(*names):
+        folder.path.rename(tmp_path / "elsewhere")
+        replace(*names)
+
+    monkeypatch.setattr("os.replace", moved_first)
+    with pytest.raises(RunDirectoryError, match="run was moved or removed while it was trained; nothing more is"):
+        folder.status("running")
+    folder.close()
