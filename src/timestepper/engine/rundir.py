@@ -98,7 +98,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Around what is written there: it is looked at before, and where that fails, since it may be moved meanwhile."""
+        """Around what is written there: it is looked at before, and again where that fails, as it may be moved then."""
         self.check()
         try:
             yield
