@@ -15,7 +15,9 @@ import torch
 
 # What torch has compiled for AVX-512 it finds again where there is only AVX2, and the code then computes nonsense.
 _CPU = torch.backends.cpu.get_cpu_capability().replace(" ", "_")
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}_{_CPU}")
+_CACHE = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}"))
+if _CACHE.name != _CPU:  # else the process that started this one has chosen it
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_CACHE / _CPU)
 
 sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)

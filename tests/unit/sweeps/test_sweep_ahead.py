@@ -99,15 +99,18 @@ def test_a_process_leaves_with_a_sweep_that_was_killed():
     wait_for(lambda: not alive(child))
 
 
-@pytest.mark.slow
-def test_the_sweep_finds_what_was_compiled_ahead(tmp_path, monkeypatch):
-    """And ends as it does where nothing is compiled.
-
-    The name in all keys of the cache makes it an empty one; only machine code may be there from other tests.
-    """
+@pytest.fixture
+def empty_cache(monkeypatch):
+    """A name in all keys makes the cache an empty one; only machine code may be there from other tests."""
     name = uuid.uuid4().hex
     monkeypatch.setenv("TORCH_COMPILE_CACHE_KEY_TAG", name)
-    monkeypatch.setattr("torch.compiler.config.cache_key_tag", name)
+    with torch.compiler.config.patch(cache_key_tag=name):  # monkeypatch would leave torch without this setting
+        yield
+
+
+@pytest.mark.slow
+def test_the_sweep_finds_what_was_compiled_ahead(tmp_path, monkeypatch, empty_cache):
+    """And ends as it does where nothing is compiled."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as in this process; code for a CPU depends on it
     torch._dynamo.reset()
     counters.clear()
