@@ -99,3 +99,11 @@ def test_the_stream_grows_by_e_however_deep_the_network_is():
         net = attached(f"cifar/nf_resnet{depth}").eval()
         growth = sum(torch.log1p(dt.square()).mean(1).sum() for dt in timestepper.step_sizes(net).values())
         assert 0.9 < growth < 1.0, growth  # at He's start a branch has gain 1
+
+
+def test_a_step_never_looks_at_a_value():
+    """On a GPU it would wait for it."""
+    net = attached("cifar/nf_resnet8")
+    with torch.profiler.profile() as seen:
+        net(IMAGES).sum().backward()
+    assert not {"aten::nonzero", "aten::item"} & {event.key for event in seen.key_averages()}

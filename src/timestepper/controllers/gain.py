@@ -1,5 +1,7 @@
 """Step sizes by how much a block may change the stream, relative to the size of the stream; the paper has none such."""
 
+from functools import reduce
+
 import torch
 from torch import Tensor, nn
 
@@ -55,4 +57,5 @@ def log_gain(weights: list[Tensor], scale: Tensor | None, norm: bool) -> Tensor:
     if not norm:
         precise = map(at_least_float32, weights)
         parts += [0.5 * weight.square().sum() / weight.shape[0] for weight in precise]
-    return 0.5 * torch.stack(parts).prod().clamp_min(SMALLEST**2).log().reshape(1)
+    product = reduce(torch.mul, parts)  # not torch.prod: its gradient looks for zeros, and waits for the GPU to find them
+    return 0.5 * product.clamp_min(SMALLEST**2).log().reshape(1)
