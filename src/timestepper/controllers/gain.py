@@ -57,5 +57,5 @@ def log_gain(weights: list[Tensor], scale: Tensor | None, norm: bool) -> Tensor:
     if not norm:
         precise = map(at_least_float32, weights)
         parts += [0.5 * weight.square().sum() / weight.shape[0] for weight in precise]
-    product = reduce(torch.mul, parts)  # not torch.prod: its gradient looks for zeros, and waits for the GPU to find them
+    product = reduce(torch.mul, parts)  # torch.prod's gradient looks for zeros, and a GPU has to be waited for
     return 0.5 * product.clamp_min(SMALLEST**2).log().reshape(1)

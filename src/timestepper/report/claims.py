@@ -137,10 +137,15 @@ class Side(ControllerSettings):
 
 @dataclass(frozen=True)
 class Place:
-    """A data set, and a network on it where one is named."""
+    """A data set, and a network on it and a learning rate where they are named.
+
+    Runs with seeds before ``first_seed`` do not count: by them it was chosen what to compare.
+    """
 
     data: str = limited(choices=tuple(DATA))
     model: str = limited("", wrong=unknown_model)
+    lr: float | None = limited(None, least=0)
+    first_seed: int = limited(0, least=0)
 
 
 @dataclass(frozen=True)

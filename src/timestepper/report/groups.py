@@ -11,7 +11,7 @@ from timestepper.recipe.schema import Recipe
 from timestepper.records.record import Record
 from timestepper.records.subject import HALF_START, PLAIN, Subject
 from timestepper.report import quantities
-from timestepper.report.claims import Claims
+from timestepper.report.claims import Claims, PaperSchedule
 from timestepper.report.names import PAPER_DATA, data_name, depth_of, model_name
 from timestepper.report.statistics import Estimate, difference, mean_of
 
@@ -34,6 +34,10 @@ class Task:
     @property
     def depth(self) -> int:
         return depth_of(self.model)
+
+    @property
+    def lr(self) -> float:
+        return json.loads(dict(self.conditions)["optimiser.lr"])
 
 
 @dataclass(frozen=True)
@@ -99,18 +103,28 @@ def task_from(recipe: Mapping[str, Mapping[str, Any]], data_sha256: str = "") ->
 def schedule_label(task: Task, claims: Claims) -> tuple[str, bool]:
     """How long a task trains, in words, and whether that is the paper's schedule (or the paper has none)."""
     length = f"{task.epochs} epochs, batch {task.batch_size}"
-    schedules = (schedule for claim in claims.values() for schedule in claim.schedule)
-    paper = next((schedule for schedule in schedules if schedule.data == task.data), None)
+    paper = _paper_schedule(task, claims)
     if paper is None:
         if claims and task.data in PAPER_DATA:  # the claim file that has its schedule could not be read
             return f"{length}, the paper's schedule is not known", False
         return length, True
-    found = dict(task.conditions)
-    odd = [_words(key, found[key]) for key, value in paper.settings().items() if found.get(key, value) != value]
+    odd = [_words(*condition) for condition in unlike_the_paper(task, claims)]
     if not odd and (paper.epochs, paper.batch_size) == (task.epochs, task.batch_size):
         return f"paper's schedule ({length})", True
     word = "short" if task.epochs < paper.epochs else "other"
     return f"{word} schedule ({', '.join([length, *odd])})", False
+
+
+def unlike_the_paper(task: Task, claims: Claims) -> list[tuple[str, str]]:
+    """The conditions in which a task is not trained as the paper trains on its data; none where the paper does not."""
+    paper = _paper_schedule(task, claims)
+    theirs = {} if paper is None else paper.settings()
+    return [(key, value) for key, value in task.conditions if theirs.get(key, value) != value]
+
+
+def _paper_schedule(task: Task, claims: Claims) -> PaperSchedule | None:
+    schedules = (schedule for claim in claims.values() for schedule in claim.schedule)
+    return next((schedule for schedule in schedules if schedule.data == task.data), None)
 
 
 def how(task: Task, claims: Claims, extra: str) -> str:

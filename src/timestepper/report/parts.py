@@ -19,7 +19,8 @@ ACROSS_MODELS = ("trend", "keeps", "most")
 class Demand(NamedTuple):
     """The parts of a statement; ``note`` says what they rest on, ``partial`` that the deepest network is not there.
 
-    ``where``, ``short`` (not the paper's schedule) and ``conditions`` tell the setting that they were looked at in.
+    ``where``, ``short`` (not the paper's schedule), ``unlike`` (how many conditions are not the paper's) and
+    ``conditions`` tell the setting that they were looked at in.
     """
 
     parts: list[Part]
@@ -27,6 +28,7 @@ class Demand(NamedTuple):
     partial: bool = False
     where: str = ""
     short: bool = True
+    unlike: int = 0
     conditions: tuple = ()
 
 

@@ -9,11 +9,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
 from timestepper.report.claims import Claim, Claims, Place, Statement
-from timestepper.report.groups import Arm, Task, condition_labels, how, schedule_label
+from timestepper.report.groups import Arm, Task, condition_labels, how, schedule_label, unlike_the_paper
 from timestepper.report.names import data_name, model_name
 from timestepper.report.parts import ACROSS_MODELS, Demand, ask
 from timestepper.report.statistics import CONTRADICTED, NOT_RUN, OPEN, SUPPORTED, Part, average, decide, refuted, signed
@@ -79,7 +80,8 @@ def _settings(statement: Statement, places: Sequence[Place], arms: Sequence[Arm]
     """Where a statement was looked at; only runs under the same conditions are compared."""
     across = statement.check in ACROSS_MODELS or bool(statement.low and statement.low.model)
     for place in places:
-        here = [arm for arm in arms if arm.task.data == place.data and place.model in ("", arm.task.model)]
+        here = [_from(place.first_seed, arm) for arm in arms if _is_at(arm.task, place)]
+        here = [arm for arm in here if arm.runs]
         if statement.check == "ranks":
             if asked := ask(statement, here):
                 yield asked._replace(where=f"all networks, {data_name(place.data)}")
@@ -94,16 +96,29 @@ def _settings(statement: Statement, places: Sequence[Place], arms: Sequence[Arm]
                 network = "" if across else f"{model_name(task.model)}, "
                 where = f"{network}{data_name(task.data)}, {how(task, claims, labels[task])}"
                 short = not schedule_label(task, claims)[1]
-                yield asked._replace(where=where, short=short, conditions=task.conditions)
+                unlike = len(unlike_the_paper(task, claims))
+                yield asked._replace(where=where, short=short, unlike=unlike, conditions=task.conditions)
+
+
+def _is_at(task: Task, place: Place) -> bool:
+    like = place.data == task.data and place.model in ("", task.model)
+    return like and (place.lr is None or place.lr == task.lr)
+
+
+def _from(first: int, arm: Arm) -> Arm:
+    return replace(arm, runs={seed: run for seed, run in arm.runs.items() if seed >= first})
 
 
 def _pool(blank: Verdict, settings: Sequence[Demand]) -> list[Verdict]:
     """A verdict for each setting; the last one counts: that of all together, or of the paper's schedule.
 
-    Averaged are those that differ in network, length and batch and in nothing else, and that have seeds enough.
+    Averaged are those that differ in network, length and batch and in nothing else, and that have seeds enough. What is
+    trained more like the paper counts before what is not.
     """
     found = [_verdict(blank, setting) for setting in settings]
     whole = [setting for setting in settings if not setting.partial and all(part.enough for part in setting.parts)]
+    nearest = min((setting.unlike for setting in whole), default=0)
+    whole = [setting for setting in whole if setting.unlike == nearest]
     usual = Counter(setting.conditions for setting in whole).most_common(1)
     whole = [setting for setting in whole if setting.conditions == usual[0][0]]
     alike = len({tuple((part.what, part.at) for part in setting.parts) for setting in whole}) == 1
@@ -118,7 +133,11 @@ def _pool(blank: Verdict, settings: Sequence[Demand]) -> list[Verdict]:
         if len((states | {together.state}) - {OPEN}) > 1:
             together = replace(together, state=OPEN, detail=f"{together.detail}; the settings disagree")
         return [*found, together]
-    return sorted(found, key=lambda verdict: (verdict.state != NOT_RUN, not verdict.short))
+    ranked = [
+        ((verdict.state != NOT_RUN, not verdict.short, -setting.unlike), verdict)
+        for verdict, setting in zip(found, settings, strict=True)
+    ]
+    return [verdict for _, verdict in sorted(ranked, key=itemgetter(0))]
 
 
 def _verdict(blank: Verdict, asked: Demand) -> Verdict:
@@ -166,7 +185,8 @@ def _part(part: Part, statement: Statement) -> str:
 
 
 def _places(places: Sequence[Place]) -> str:
-    named = ((model_name(place.model), data_name(place.data)) for place in places)
+    rates = ("" if place.lr is None else f"learning rate {place.lr:g}" for place in places)
+    named = ((model_name(place.model), data_name(place.data), rate) for place, rate in zip(places, rates, strict=True))
     return "; ".join(", ".join(filter(None, names)) for names in named)
 
 

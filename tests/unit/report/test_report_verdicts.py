@@ -13,6 +13,7 @@ from timestepper.report.statistics import CONTRADICTED, EQUAL, NO_EFFECT, NOT_RU
 from timestepper.report.verdicts import headline, judge
 
 LOWER = statement("lower", gain=0.5)
+CIFAR = Place("cifar10")
 DEPTHS = ("cifar/resnet8", "cifar/resnet14", "cifar/resnet32", "cifar/resnet56")
 
 
@@ -388,6 +389,37 @@ def test_settings_that_were_asked_other_things_are_not_averaged_and_the_paper_s_
     asked = {"training": claims["training"], "c": Claim("c", "Table 9", "a claim", statement=(falling,))}
     (found,) = headline(judge(asked, groups))
     assert (found.state, found.short) == (SUPPORTED, False)
+
+
+def at_rate(arms, lr):
+    return moved(arms, data="cifar10", conditions=(("optimiser.lr", str(lr)),))
+
+
+@pytest.mark.parametrize("usual", [0.1, 0.4])
+def test_the_paper_s_learning_rate_counts_before_others(usual):
+    """Whichever of them stands first, and however many seeds the others have."""
+    training = load_claims()[0]["training"]
+    there = replace(training, schedule=[replace(s, optimiser={"lr": usual}) for s in training.schedule])
+    asked = {"training": there, "c": Claim("c", "Table 9", "a claim", statement=(replace(LOWER, on=(CIFAR,)),))}
+    groups = [*at_rate(BETTER, 0.1), *at_rate(swapped(BETTER), 0.4)]
+    for arms in (groups, groups[::-1]):
+        (found,) = headline(judge(asked, arms))
+        assert found.state == (SUPPORTED if usual == 0.1 else CONTRADICTED)
+
+
+def test_a_statement_may_be_about_one_learning_rate():
+    groups = [*at_rate(BETTER, 0.1), *at_rate(swapped(BETTER), 0.4)]
+    for rate, state in ((0.1, SUPPORTED), (0.4, CONTRADICTED), (0.2, NOT_RUN)):
+        (found,) = verdicts(replace(LOWER, on=(replace(CIFAR, lr=rate),)), *groups)
+        assert found.state == state
+    assert found.where == f"CIFAR-10, learning rate {rate}"
+
+
+def test_seeds_that_chose_what_to_compare_do_not_count():
+    groups = [ended("plain", [1, 1.1, 1.2, 8.6, 8.8, 8.7]), ended("lstm", [9, 9.1, 9.2, 6.9, 7.0, 6.8])]
+    fresh = replace(LOWER, on=(replace(PLACE, first_seed=3),))
+    assert (verdict(LOWER, *groups).state, verdict(fresh, *groups).state) == (OPEN, SUPPORTED)
+    assert verdict(replace(LOWER, on=(replace(PLACE, first_seed=6),)), *groups).state == NOT_RUN
 
 
 def test_a_statement_about_two_data_sets_is_not_headed_by_one():
