@@ -31,6 +31,7 @@ from timestepper.errors import (
     RecipeError,
     RunDirectoryError,
     TimestepperError,
+    in_words,
 )
 from timestepper.files import digest
 from timestepper.recipe.load import as_dict, dump, import_controller
@@ -264,8 +265,10 @@ class Process:
             raise
         except BaseException as error:
             # Whether the same command would only fail again: it does after a divergence, not after a lost process.
-            hopeless = isinstance(error, TimestepperError) and not isinstance(error, DistributedError | LoaderError)
-            self._status("failed", error=f"{type(error).__name__}: {error}", hopeless=hopeless)
+            ours = isinstance(error, TimestepperError)
+            hopeless = ours and not isinstance(error, DistributedError | LoaderError)
+            told = f"{type(error).__name__}: {error}" if ours else in_words(error)
+            self._status("failed", error=told, hopeless=hopeless)
             raise
         finally:
             self.display.stop()

@@ -32,10 +32,12 @@ def open_sets(name: str, *, short: bool = False, overrides: tuple[str, ...] = ()
 
 def split(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
     """Recipes and overrides; an override is what has a ``=`` in it and is no file."""
-    found: tuple[list[str], list[str]] = [], []
+    recipes: list[str] = []
+    overrides: list[str] = []
     for argument in arguments:
-        found["=" in argument and not os.path.isfile(argument)].append(argument)
-    return found
+        is_override = "=" in argument and not os.path.isfile(argument)
+        (overrides if is_override else recipes).append(argument)
+    return recipes, overrides
 
 
 def expand(

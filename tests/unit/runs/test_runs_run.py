@@ -517,3 +517,17 @@ def test_a_lost_worker_or_process_is_no_reason_to_give_up(tmp_path, monkeypatch,
         call("train", "smoke/digits", *TINY, "--run-dir", tmp_path / "run")
     status = json.loads((tmp_path / "run/status.json").read_text())
     assert (status["state"], status["hopeless"]) == ("failed", False)
+
+
+def test_what_others_raise_is_told_in_one_line(tmp_path, monkeypatch):
+    def full(training):
+        raise RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:128] . DefaultCPUAllocator: can't allocate memory\nframe #0: main"
+        )
+
+    monkeypatch.setattr(Training, "_end_epoch", full)
+    with pytest.raises(RuntimeError, match="alloc_cpu"):
+        call("train", "smoke/digits", *TINY, "--run-dir", tmp_path / "run")
+    told = json.loads((tmp_path / "run/status.json").read_text())["error"]
+    assert told.startswith("not enough memory (")
+    assert "frame" not in told
