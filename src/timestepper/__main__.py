@@ -9,6 +9,8 @@ def main() -> None:
     """Run a command."""
     try:
         from timestepper.cli import main as command
+    except KeyboardInterrupt:
+        sys.exit(130)
     except ModuleNotFoundError as error:
         if (advice := missing_package(error)) is None:
             raise

@@ -11,6 +11,10 @@ class TimestepperError(Exception):
     exit_code = 2
 
 
+class Leave(SystemExit):
+    """The end of a process that we want, with its exit code; any other ``SystemExit`` is foreign code's."""
+
+
 # -- the method ------------------------------------------------------------------------------------------------------
 
 
@@ -113,7 +117,7 @@ class RecordError(TimestepperError, ValueError):
     """A damaged, hand-edited or foreign result record, or a claim file with a mistake."""
 
 
-_NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+_NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "failed to map segment")
 _EXTRAS = {  # package as it is imported: which part of pyproject.toml's optional dependencies brings it
     **dict.fromkeys(("typer", "rich", "PIL", "torchvision", "timm", "sklearn", "tensorboard"), "train"),
     **dict.fromkeys(("scipy", "jinja2", "matplotlib"), "report"),
@@ -132,11 +136,15 @@ def missing_package(error: BaseException) -> str | None:
 def in_words(error: BaseException) -> str:
     """A foreign error as one line of ours; the allocators' in words, for they tell of themselves."""
     text = f"{type(error).__name__}: {first_line(error)}"
-    if isinstance(error, MemoryError) or any(sign in str(error) for sign in _NO_MEMORY):
+    if isinstance(error, MemoryError) or any(sign in text for sign in _NO_MEMORY):
         return f"not enough memory ({text}); use a smaller batch or network, or another machine"
     return text
 
 
 def first_line(error: BaseException) -> str:
-    """What a foreign error says, short enough for a line of ours; its type, where it says nothing."""
-    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
+    """What a foreign error says, short enough for a line of ours; its type, where it says nothing or cannot."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return text.strip().partition("\n")[0][:200] or type(error).__name__

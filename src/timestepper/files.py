@@ -150,7 +150,10 @@ def explain(error: OSError, path: Path, need: int = 0) -> TimestepperError:
         hint = _HINTS.get(error.errno or 0, "check that the folder is writable")
         return RunDirectoryError(f"cannot write {path}: {error.strerror or error}; {hint}")
     try:
-        free = f"{shutil.disk_usage(path.parent).free / 1e6:.1f} MB are free"
+        about = os.statvfs(path.parent)
+        free = f"{about.f_bavail * about.f_frsize / 1e6:.1f} MB are free"
+        if about.f_files and not about.f_favail:
+            free += " and no more files can be made (no inodes)"
     except OSError:
         free = "free space is unknown"
     return DiskFullError(

@@ -19,6 +19,8 @@ from stopping import drive
 from watching import Watch
 
 import timestepper
+from timestepper.errors import DiskFullError
+from timestepper.files import write_atomic
 
 SHORT = [*runs.SHORT, "run.checkpoint_steps=3"]
 TOO_SMALL = functools.partial(limit_file_size, 100_000)  # a checkpoint has 620 kB, every other file a few
@@ -91,6 +93,14 @@ def test_t12_full_disk(tmp_path, stopped_run, small_disk, figure):
     subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
     assert drive(runs.train(run, recipe=SHORT)) is None
     figure(seconds=watch.seconds)
+
+
+def test_a_disk_without_room_for_another_file_says_so(small_disk):
+    subprocess.run(["mount", "-o", "remount,nr_inodes=2", str(small_disk)], check=True)
+    write_atomic(small_disk / "file", b"old")
+    with pytest.raises(DiskFullError, match=r"MB are free and no more files can be made \(no inodes\)"):
+        write_atomic(small_disk / "file", b"new")
+    assert [path.read_bytes() for path in small_disk.iterdir()] == [b"old"]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Whatever goes wrong is one line; nothing that is shown steers the terminal; odd states of a run folder: T36, T38."""
 
+import errno
 import functools
 import os
 import resource
@@ -172,6 +173,19 @@ def test_t36_a_run_folder_removed_in_mid_run(tmp_path, finished):
     assert runs.differing(run, finished) == []
 
 
+def test_t36_tensorboard_s_folder_removed_in_mid_run(tmp_path):
+    run = tmp_path / "run"
+    changes = ("run.epochs=1000", "run.checkpoint_steps=1", "run.log_steps=1", "run.tensorboard=true")
+    with command(runs.train(run, *changes), tmp_path) as job:
+        wait_for(lambda: runs.at_step(run, 2) or job.poll() is not None)
+        shutil.rmtree(run / "tensorboard")
+        assert job.wait() == 2, job.stderr
+        assert (
+            message_of(job.stderr)
+            == f"{run}/tensorboard was removed while it was written; the same command goes on and writes it anew"
+        )
+
+
 def test_t36_an_ascii_terminal_and_a_name_that_is_not(tmp_path):
     arguments = runs.train(tmp_path / "rön\udcff\x1b[31m", recipe=SHORT)
     with command(arguments, tmp_path) as job:
@@ -243,10 +257,33 @@ def test_an_unexpected_error_is_one_line_and_debug_shows_it_all(tmp_path, monkey
         cli("train", "smoke/digits", "--debug")
 
 
+class OddError(BaseException):
+    def __str__(self):
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (SystemExit(0), "SystemExit: 0"),
+        (SystemExit("bye"), "SystemExit: bye"),
+        (OddError(), "OddError: OddError"),
+        (BrokenPipeError(errno.EPIPE, "gone"), "BrokenPipeError: [Errno 32] gone"),
+    ],
+)
+def test_foreign_code_that_leaves_or_has_no_words_is_one_line(error, told, monkeypatch, cli):
+    def fail(_: str) -> None:
+        raise error
+
+    monkeypatch.setattr("timestepper.recipe.load.find", fail)
+    assert cli("train", "smoke/digits").refused(1) == f"{told}; --debug shows where it comes from"
+
+
 @pytest.mark.parametrize(
     "error",
     [
         MemoryError(),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has 1 MiB"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"),
         RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 4 bytes"),

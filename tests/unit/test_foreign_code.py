@@ -12,7 +12,7 @@ import timestepper
 from timestepper import controllers, names
 from timestepper.cli import app
 from timestepper.engine.signals import Signals
-from timestepper.errors import CheckpointError, RecipeError, UnknownNameError
+from timestepper.errors import CheckpointError, Leave, RecipeError, UnknownNameError
 from timestepper.files import with_checksum
 from timestepper.models import CifarResNet
 from timestepper.recipe.load import dump, load, load_file
@@ -127,11 +127,28 @@ def test_a_job_that_is_given_a_recipe_imports_its_module(tmp_path):
     assert ran()
 
 
-def test_a_module_that_leaves_is_one_line():
-    Path("my_steps.py").write_text("raise SystemExit(3)")
-    with pytest.raises(RecipeError, match=r"controller\.module 'my_steps' cannot be imported: SystemExit: 3"):
+@pytest.mark.parametrize("error", ["SystemExit: 3", "BaseException: 3", "ValueError: 3"])
+def test_a_module_that_cannot_be_imported_is_one_line(error):
+    Path("my_steps.py").write_text(f"raise {error.partition(':')[0]}(3)")
+    with pytest.raises(RecipeError, match=rf"controller\.module 'my_steps' cannot be imported: {error}$"):
         load("smoke/digits", OWN)
-    with pytest.raises(UnknownNameError, match="unknown controller 'my_steps:Nameless': SystemExit: 3"):
+    with pytest.raises(UnknownNameError, match=f"unknown controller 'my_steps:Nameless': {error}"):
+        controllers.parse("my_steps:Nameless")
+
+
+@pytest.mark.parametrize(("module", "is_missing"), [("no_steps", True), ("no_steps.part", True), ("my_steps", False)])
+def test_only_a_module_that_is_not_found_is_looked_for(module, is_missing):
+    Path("my_steps.py").write_text("import no_such_package")
+    with pytest.raises(RecipeError) as told:
+        load("smoke/digits", ["controller.kind=mine", f"controller.module={module}"])
+    assert str(told.value).endswith("; is its folder on PYTHONPATH?") == is_missing
+
+
+def test_a_signal_during_an_import_is_no_mistake_of_the_module():
+    Path("my_steps.py").write_text("from timestepper.errors import Leave\nraise Leave(143)")
+    with pytest.raises(Leave):
+        load("smoke/digits", OWN)
+    with pytest.raises(Leave):
         controllers.parse("my_steps:Nameless")
 
 

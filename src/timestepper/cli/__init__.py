@@ -7,6 +7,7 @@ records or write the page, ``stability_subject`` and ``stability_tables`` for ``
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ import typer
 
 import timestepper
 from timestepper import terminal, torchrun
-from timestepper.errors import TimestepperError, first_line, in_words, missing_package
+from timestepper.errors import Leave, TimestepperError, first_line, in_words, missing_package
 from timestepper.terminal import complain, tell
 
 app = typer.Typer(
@@ -72,6 +73,8 @@ def main() -> None:
     interpreter ends, the process aborts after all its work was done (seen once in 17 runs).
     """
     debug = "--debug" in sys.argv
+    if not debug:
+        threading.excepthook = _quieter
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"] or ["--help"]
     with terminal.guarded() as out:
         code = _run(arguments, debug)
@@ -84,6 +87,12 @@ def main() -> None:
     sys.exit(code)
 
 
+def _quieter(end: threading.ExceptHookArgs) -> None:
+    """Of a thread that could not write nothing is shown: TensorBoard's tells its owner, and so do we."""
+    if not isinstance(end.exc_value, OSError):
+        threading.__excepthook__(end)
+
+
 def _run(arguments: Sequence[str], debug: bool) -> int:
     """The exit code. An error is one line on stderr, a traceback only with --debug."""
     try:
@@ -94,17 +103,19 @@ def _run(arguments: Sequence[str], debug: bool) -> int:
     try:
         # Not standalone, the exit code that a command raises comes back as a value, and a wrong command line comes out.
         return app(arguments, prog_name="timestepper", standalone_mode=False) or 0
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except Leave as end:
+        return int(end.code or 0)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except _UsageError as error:
         where = error.ctx.command_path if error.ctx else "timestepper"
         complain(f"{error.format_message().rstrip('.')}; see {where} --help")
         return error.exit_code
-    except Exception as error:
+    except BaseException as error:  # foreign code can raise anything
         if debug:
             raise
+        if isinstance(error, SystemExit) and isinstance(error.__context__, OSError):  # typer makes it of a broken pipe
+            error = error.__context__
         if isinstance(error, TimestepperError):
             complain(error)
             return error.exit_code

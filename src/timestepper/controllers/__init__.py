@@ -25,7 +25,7 @@ from timestepper.controllers.independent import Independent
 from timestepper.controllers.lstm import LSTM
 from timestepper.controllers.scalar import Channel, Scalar
 from timestepper.controllers.two_fc import TwoFC
-from timestepper.errors import CheckpointError, StepSizeError, UnknownNameError, first_line
+from timestepper.errors import CheckpointError, Leave, StepSizeError, UnknownNameError, first_line
 
 KINDS: dict[str, type[Controller]] = {
     "lstm": LSTM,
@@ -188,7 +188,9 @@ def _is_known(kind: str, file: Path | None) -> bool:
         found = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
-    except (Exception, SystemExit) as error:  # of a foreign module, which can raise anything
+    except (KeyboardInterrupt, Leave):
+        raise
+    except BaseException as error:  # of a foreign module, which can raise anything
         raise UnknownNameError(f"unknown controller {kind!r}: {type(error).__name__}: {first_line(error)}") from error
     _check(found)
     _UNNAMED[kind] = found  # type: ignore[assignment]

@@ -1,5 +1,6 @@
 """Checkpoints: immutable, verified files. The newest sound one wins; damage is named, never loaded."""
 
+import contextlib
 import io
 import re
 import sys
@@ -68,6 +69,8 @@ class Checkpoints:
         buffer = io.BytesIO()
         torch.save(whole, buffer)
         path = self.folder / f"step-{step:08d}.pt"
+        with contextlib.suppress(OSError):  # where somebody has removed it; write_atomic tells of all else
+            self.folder.mkdir()
         write_atomic(path, buffer.getvalue())
         for old in self.paths()[:-KEEP]:
             if old != path:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from timestepper import torchrun
-from timestepper.errors import DistributedError, TimestepperError
+from timestepper.errors import DistributedError, Leave, TimestepperError
 from timestepper.terminal import warn
 
 CPU = torch.device("cpu")
@@ -76,7 +76,7 @@ class Group:
         if error is not None:
             raise error
         if int(outcome):
-            raise SystemExit(int(outcome))
+            raise Leave(int(outcome))
         return given
 
 

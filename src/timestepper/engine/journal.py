@@ -12,7 +12,7 @@ from timestepper.engine.metrics import JsonLines, read_known, read_lines, read_m
 from timestepper.engine.progress import Display
 from timestepper.engine.rundir import METRICS, RECIPE, TENSORBOARD, TIMING, RunDirectory, read_status
 from timestepper.engine.tensorboard import TensorBoard
-from timestepper.errors import CheckpointError
+from timestepper.errors import CheckpointError, TimestepperError
 from timestepper.files import write_atomic
 
 
@@ -140,7 +140,11 @@ class FolderJournal(Journal):
     def interval(self, line: dict[str, Any]) -> None:
         self._metrics.write(line)
         if self._tensorboard is not None:
-            self._tensorboard.write(line)
+            try:
+                self._tensorboard.write(line)
+            except TimestepperError:
+                self.folder.check()
+                raise
 
     def epoch(self, line: dict[str, Any]) -> None:
         self.interval(line)

@@ -14,7 +14,7 @@ from typing import Any
 
 from timestepper import validate
 from timestepper.errors import CheckpointError
-from timestepper.files import explain, open_own, read_file
+from timestepper.files import explain, open_own, read_file, write_atomic
 from timestepper.validate import Source
 
 _ADVICE = "restore the file or start again in another run directory"
@@ -45,8 +45,22 @@ class JsonLines:
 
     def sync(self) -> dict[str, Any]:
         """Make all lines last through a power cut; what a checkpoint knows of them, to cut back to."""
-        os.fsync(self._file.fileno())
+        try:
+            self._put_back()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise explain(error, self.path) from error
         return {"metrics_bytes": self._file.tell(), "metrics_sha256": self._sum.hexdigest()}
+
+    def _put_back(self) -> None:
+        """Where the file was removed, or replaced as editors and rotating logs do: all lines are still in ours."""
+        if os.path.lexists(self.path) and os.path.samestat(os.lstat(self.path), os.fstat(self._file.fileno())):
+            return
+        self._file.seek(0)
+        write_atomic(self.path, self._file.read())
+        self._file.close()
+        self._file = open_own(self.path)
+        self._file.seek(0, os.SEEK_END)
 
     def close(self) -> None:
         self._file.close()

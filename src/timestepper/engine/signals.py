@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 from timestepper import torchrun
+from timestepper.errors import Leave
 
 # One Ctrl-C reaches a worker of torchrun twice: from the terminal and from torchrun itself.
 _ECHO_SECONDS = 2.0
@@ -81,7 +82,7 @@ class Signals:
                 with contextlib.suppress(OSError):
                     os.write(2, _LEAVING if self.leave else _STOPPING)
             if self.leave:
-                raise SystemExit(128 + number)  # so that whoever has begun something removes it
+                raise Leave(128 + number)  # so that whoever has begun something removes it
         elif number == signal.SIGHUP or (number != signal.SIGINT and any(name in os.environ for name in _CLUSTER)):
             return
         elif not torchrun.agent() or now - self._since > _ECHO_SECONDS:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from timestepper.errors import RunDirectoryError
 from timestepper.files import explain
 
 _PIXELS = 6  # edge of a heat map's cell
@@ -45,6 +46,10 @@ class TensorBoard:
                 self._profiles.setdefault(name, []).append(profile)
                 if line["epoch"] == self._epochs or line["epoch"] % max(1, self._epochs // 20) == 0:
                     self._writer.add_image(name, heat_map(self._profiles[name]), line["step"], dataformats="HWC")
+        except FileNotFoundError as error:
+            raise RunDirectoryError(
+                f"{self._folder} was removed while it was written; the same command goes on and writes it anew"
+            ) from error
         except OSError as error:
             raise explain(error, self._folder, 100_000) from error
 

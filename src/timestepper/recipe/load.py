@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from timestepper import names, validate
-from timestepper.errors import RecipeError, first_line
+from timestepper.errors import Leave, RecipeError, first_line
 from timestepper.recipe.schema import ControllerSettings, Recipe
 from timestepper.validate import Source, allowed, shown
 
@@ -66,10 +66,14 @@ def import_controller(recipe: Recipe, source: object) -> None:
         return
     try:
         importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # of a foreign module, which can raise anything
+    except (KeyboardInterrupt, Leave):
+        raise
+    except BaseException as error:  # of a foreign module, which can raise anything
+        missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+        advice = "; is its folder on PYTHONPATH?" if missing else ""
         raise RecipeError(
-            f"{source}: controller.module {module!r} cannot be imported: {type(error).__name__}: {first_line(error)}; "
-            "is its folder on PYTHONPATH?"
+            f"{source}: controller.module {module!r} cannot be imported: {type(error).__name__}: {first_line(error)}"
+            + advice
         ) from error
     _check_controller(recipe.controller, str(source))
 

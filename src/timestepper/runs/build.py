@@ -109,7 +109,7 @@ def network(recipe: Recipe, images: Any, sync_bn: bool = False) -> nn.Module:
         )
     except UnknownNameError as error:
         raise RecipeError(f"model.name cannot be {recipe.model.name!r}: {error}") from error
-    except (TypeError, ValueError, AssertionError) as error:
+    except (TypeError, ValueError, AssertionError, LookupError) as error:
         if not (recipe.model.options or recipe.model.start):
             raise
         raise RecipeError(
@@ -149,7 +149,7 @@ def _options(model: ModelSettings) -> dict[str, Any]:
                 raise RecipeError(f"model.options cannot hold {name}: {why}; leave it out")
         try:
             found[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             found[name] = value
     return found
 

@@ -122,7 +122,9 @@ def take(run: Run, display: Display, shared: Shared, debug: bool = False) -> Ite
     except Interrupted as stop:
         run.state = INTERRUPTED
         run.message = f"stopped at step {stop.step}, which is saved; the same command goes on from there"
-    except Exception as error:
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # foreign code can raise anything
         if debug:
             traceback.print_exc()
         known = isinstance(error, TimestepperError)

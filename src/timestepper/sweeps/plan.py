@@ -1,6 +1,7 @@
 """Which runs there are: of recipes, or of whole sets, with every combination of values and every seed."""
 
 import itertools
+import math
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,7 @@ from timestepper.recipe.schema import Recipe
 from timestepper.runs.run import Run, folder_name, own_folder, set_folder
 
 RUNS = Path("runs")
+_MOST = 10_000  # runs of one recipe: more of them are a slip of the hand
 
 
 def open_sets(name: str, *, short: bool = False, overrides: tuple[str, ...] = (), out: Path = RUNS) -> list[Run]:
@@ -31,11 +33,11 @@ def open_sets(name: str, *, short: bool = False, overrides: tuple[str, ...] = ()
 
 
 def split(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Recipes and overrides; an override is what has a ``=`` in it and is no file."""
+    """Recipes and overrides; an override is what has a ``=`` in it and is no file whose name ends in ``.toml``."""
     recipes: list[str] = []
     overrides: list[str] = []
     for argument in arguments:
-        is_override = "=" in argument and not os.path.isfile(argument)
+        is_override = "=" in argument and not (argument.endswith(".toml") and os.path.isfile(argument))
         (overrides if is_override else recipes).append(argument)
     return recipes, overrides
 
@@ -78,6 +80,8 @@ def _of_recipe(reference: str, overrides: Sequence[str], seeds: Sequence[int], o
     if seeds:
         choices["run.seed"] = [f"run.seed={seed}" for seed in seeds]
         varied = [key for key in varied if key != "run.seed"]
+    if (count := math.prod(map(len, choices.values()))) > _MOST:
+        raise RecipeError(f"{reference}: these are {count:,} runs, more than {_MOST:,}; give fewer values")
     runs = []
     for chosen in itertools.product(*choices.values()):
         recipe = load(reference, chosen)

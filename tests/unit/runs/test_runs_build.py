@@ -135,6 +135,8 @@ def test_model_options_arrive_and_mistakes_are_named():
         ("depths=3", r"does not take model\.start or model\.options as they are: .*depths"),
         ("start=nowhere", "start must be he or fixup"),
         ("start", r"model\.options: 'start' is not of the form name=value"),
+        ("start={[]:1}", "start must be he or fixup"),
+        (f"start={'-' * 5000}1", "start must be he or fixup"),
     ):
         with pytest.raises(RecipeError, match=message):
             build.network(small("model.name=cifar/nf_resnet8", f"model.options={options}"), images)
@@ -153,6 +155,12 @@ def test_model_options_that_load_files_or_are_the_data_s_are_refused(option, tol
     monkeypatch.setattr("timm.create_model", lambda *_, **__: pytest.fail("timm was asked"))
     with pytest.raises(RecipeError, match=rf"model\.options cannot hold {option}: {told}.*; leave it out"):
         build.network(small("model.name=timm/resnet10t", f"model.options={option}=1"), DIGITS)
+
+
+def test_a_layer_that_timm_does_not_know_is_named():
+    changes = ("model.name=timm/resnet10t", "model.options=act_layer=os.system")
+    with pytest.raises(RecipeError, match=r"does not take .*model\.options as they are: 'os\.system'"):
+        build.network(small(*changes), SimpleNamespace(classes=10, input_shape=(3, 32, 32)))
 
 
 def test_controller_options_arrive():

@@ -18,6 +18,7 @@ from timestepper.adapters import create_model
 from timestepper.cli import app
 from timestepper.data import open_dataset
 from timestepper.engine.checkpoint import read
+from timestepper.engine.journal import FolderJournal
 from timestepper.engine.loop import Interrupted, Training
 from timestepper.engine.rundir import RunDirectory
 from timestepper.engine.signals import Signals
@@ -531,3 +532,35 @@ def test_what_others_raise_is_told_in_one_line(tmp_path, monkeypatch):
     told = json.loads((tmp_path / "run/status.json").read_text())["error"]
     assert told.startswith("not enough memory (")
     assert "frame" not in told
+
+
+def remove(path):
+    path.unlink()
+
+
+def replace_by_copy(path):
+    """As editors and rotating logs do."""
+    whole = path.read_bytes()
+    path.unlink()
+    path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("spoil", [remove, replace_by_copy])
+def test_a_log_or_checkpoints_that_are_gone_in_mid_run_are_written_again(spoil, tmp_path, monkeypatch):
+    whole, saved = FolderJournal.save, []
+
+    def save(journal, step, state):
+        whole(journal, step, state)
+        saved.append(step)
+        if len(saved) == 2:
+            spoil(tmp_path / "run/metrics.jsonl")
+            shutil.rmtree(tmp_path / "run/checkpoints")
+
+    arguments = ("train", "smoke/digits", *TINY, "run.checkpoint_steps=2", "--run-dir")
+    call(*arguments, tmp_path / "sound")
+    monkeypatch.setattr(FolderJournal, "save", save)
+    call(*arguments, tmp_path / "run")
+    assert len(saved) > 2
+    for name in ("metrics.jsonl", "weights.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "sound" / name).read_bytes()
+    assert (tmp_path / "run/record.json").exists()

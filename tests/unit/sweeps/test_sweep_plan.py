@@ -26,6 +26,20 @@ def test_a_recipe_that_lies_in_a_folder_named_after_overrides_is_a_recipe(tmp_pa
     assert split([str(recipe), "run.seed=2"]) == ([str(recipe)], ["run.seed=2"])
 
 
+def test_a_file_that_is_called_like_an_override_hides_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.epochs=1").touch()
+    assert split(["smoke/digits", "run.epochs=1"]) == (["smoke/digits"], ["run.epochs=1"])
+
+
+def test_more_runs_than_anybody_wants_are_refused():
+    many = ",".join(map(str, range(1, 2001)))
+    with pytest.raises(
+        RecipeError, match=r"smoke/digits: these are 4,000,000 runs, more than 10,000; give fewer values"
+    ):
+        expand(["smoke/digits"], [f"run.seed={many}", f"run.epochs={many}"], [], OUT, 60.0)
+
+
 def test_every_recipe_with_every_seed_has_a_folder_of_its_own():
     entries = expand(["smoke/digits", "smoke/digits-lstm"], ["run.epochs=2"], [0, 5], OUT, 60.0)
     assert [str(entry.path) for entry in entries] == [

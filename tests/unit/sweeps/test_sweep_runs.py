@@ -67,11 +67,12 @@ def test_runs_of_different_precision_keep_their_own(tmp_path):
 
 
 def test_a_failing_run_leaves_the_others_alone(tmp_path, swept, monkeypatch):
-    """Divergence, a recipe that cannot be built, a folder in use, no memory: each is told of, the last one finishes."""
+    """Divergence, a recipe that cannot be built, a folder in use, no memory, code that leaves: each is told of."""
     diverges = entries(tmp_path / "a", "optimiser.lr=1e9", recipes=PLAIN)
     unbuildable = entries(tmp_path / "b", "model.name=cifar/densenet40", "model.last_norm_init=0.5", recipes=PLAIN)
     locked = entries(tmp_path / "c", recipes=PLAIN)
     greedy = entries(tmp_path / "d", "run.seed=7", recipes=PLAIN)
+    leaving = entries(tmp_path / "f", "run.seed=8", recipes=PLAIN)
     sound = entries(tmp_path / "e", seeds=(0,), recipes=PLAIN)
 
     whole = one_gpu.build.network
@@ -79,17 +80,20 @@ def test_a_failing_run_leaves_the_others_alone(tmp_path, swept, monkeypatch):
     def network(recipe, *rest):
         if recipe.run.seed == 7:
             torch.empty(1 << 60)
+        if recipe.run.seed == 8:
+            sys.exit(0)
         return whole(recipe, *rest)
 
     monkeypatch.setattr(one_gpu.build, "network", network)
     with _held_by_another_process(locked[0].path):
-        runs = run_sweep([*diverges, *unbuildable, *locked, *greedy, *sound])
-    assert outcomes(runs) == ["failed"] * 4 + ["finished"]
+        runs = run_sweep([*diverges, *unbuildable, *locked, *greedy, *leaving, *sound])
+    assert outcomes(runs) == ["failed"] * 5 + ["finished"]
     told = [run.message for run in runs]
     assert "learning rate 1e+09" in told[0]
     assert "last_norm_init" in told[1]
     assert "is in use by" in told[2]
     assert "RuntimeError" in told[3]
+    assert told[4] == "SystemExit: 0"
     assert exit_code(runs, 0) == 1
     assert read_status(diverges[0].path)["state"] == "failed"
     assert remains(sound[0].path)["weights"] == remains(swept[0].path)["weights"]
