@@ -136,15 +136,18 @@ def missing_package(error: BaseException) -> str | None:
 def in_words(error: BaseException) -> str:
     """A foreign error as one line of ours; the allocators' in words, for they tell of themselves."""
     text = f"{type(error).__name__}: {first_line(error)}"
-    if isinstance(error, MemoryError) or any(sign in text for sign in _NO_MEMORY):
+    if isinstance(error, MemoryError) or any(sign in _said(error) for sign in _NO_MEMORY):
         return f"not enough memory ({text}); use a smaller batch or network, or another machine"
     return text
 
 
 def first_line(error: BaseException) -> str:
     """What a foreign error says, short enough for a line of ours; its type, where it says nothing or cannot."""
+    return _said(error).strip().partition("\n")[0][:200] or type(error).__name__
+
+
+def _said(error: BaseException) -> str:
     try:
-        text = str(error)
+        return str(error)
     except Exception:
-        text = ""
-    return text.strip().partition("\n")[0][:200] or type(error).__name__
+        return ""
