@@ -84,9 +84,13 @@ class DiskFullError(TimestepperError, OSError):
 
 
 class DivergedError(TimestepperError, ArithmeticError):
-    """The loss or the gradient is not finite; training stopped before the weights were touched."""
+    """The loss or the gradient is not finite; training stopped before ``step``, which would have spoilt the weights."""
 
     exit_code = 1
+
+    def __init__(self, message: str, step: int = 0):
+        super().__init__(message)
+        self.step = step
 
 
 class LoaderError(TimestepperError, RuntimeError):

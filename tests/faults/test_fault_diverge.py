@@ -22,6 +22,7 @@ from timestepper.engine.rundir import RunDirectory
 from timestepper.engine.runtime import Runtime
 from timestepper.engine.schedule import Schedule
 from timestepper.errors import DivergedError
+from timestepper.records import load_diverged
 
 BAD_STEP = 6  # counted from 1
 DIVERGING = [*runs.DIGITS, "optimiser.lr=1e30"]
@@ -122,6 +123,22 @@ def test_t14_a_diverging_run_says_where_and_saves_no_nan(tmp_path, cli):
     for path in runs.checkpoints(run):
         state = runs.read(path)
         assert all(bool(t.isfinite().all()) for t in [*state["model"].values(), *state["momentum"]])
+
+
+def test_a_run_that_diverges_is_told_among_the_results(cli, tmp_path):
+    results, page = tmp_path / "results", tmp_path / "page.html"
+    message = cli(*runs.train(tmp_path / "run", "--results", str(results), recipe=DIVERGING)).refused(1)
+    (found,), problems = load_diverged(results)
+    assert (found.error, found.seed, found.subject.label, problems) == (message, 0, "plain", [])
+    assert message.startswith(f"step {found.step}: ")
+    assert cli("report", "--results", str(results), "--out", str(page)).code == 0
+    name = Path(found.path).stem
+    assert f"| {name} | {found.step} | {found.commit[:10]} |" in page.with_suffix(".md").read_text(encoding="utf-8")
+    text = Path(found.path).read_text(encoding="utf-8")
+    for damaged in (text.replace(f'"step": {found.step}', '"step": 99'), "[]", "{", ""):
+        Path(found.path).write_text(damaged, encoding="utf-8")
+        none, (problem,) = load_diverged(results)
+        assert (none, name in problem) == ([], True)
 
 
 def test_t14_torchrun_does_not_go_round_in_circles(tmp_path, figure):

@@ -13,7 +13,7 @@ from timestepper.errors import RunDirectoryError, TimestepperError
 from timestepper.files import prepare_file
 from timestepper.recipe.load import as_dict, load
 from timestepper.recipe.schema import Recipe
-from timestepper.records import load_records
+from timestepper.records import load_diverged, load_records
 from timestepper.records.subject import subject_of
 from timestepper.report import counts, groups, names
 from timestepper.report.claims import FOLDER, Claims, load_claims
@@ -38,6 +38,8 @@ class Collection:
     def read(self) -> None:
         """Look at the records, again after a training."""
         self.records, self.damaged = load_records(self.results)
+        self.diverged, damaged = load_diverged(self.results)
+        self.damaged += damaged
 
     def plan(self, name: str, short: bool = False, overrides: Sequence[str] = ()) -> list[Run]:
         """The runs of a set, and where each of them stands; ``counts`` has none."""
@@ -51,7 +53,7 @@ class Collection:
 
     def write(self, out: Path, title: str) -> None:
         """The page; with claims also what they let count, and what is still to run of everything but the demo."""
-        more: dict[str, Any] = {"problems": self.problems + self.damaged}
+        more: dict[str, Any] = {"problems": self.problems + self.damaged, "diverged": self.diverged}
         if self.claims:
             left = [run for run in self.plan("everything") if run.state not in (reproduce.DONE, reproduce.UNMEASURED)]
             left = [run for run in left if run.sets != ("demo",)]
@@ -70,7 +72,8 @@ class Collection:
             computed = Computed(solutions=solutions())
         wanted = {_kind(as_dict(run.recipe)) for run in runs}
         shown = [record for record in self.records if _kind(record.recipe) in wanted]
-        return tables_of(tuple(self.claims) if name == "all" else (name,), self.records, self.claims, computed, shown)
+        chosen = tuple(self.claims) if name == "all" else (name,)
+        return tables_of(chosen, self.records, self.claims, computed, shown, self.diverged)
 
     def plan_table(self, name: str, runs: Sequence[Run]) -> Table:
         """Where the runs of a set stand."""

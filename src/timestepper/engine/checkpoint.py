@@ -187,7 +187,8 @@ def _plain(value: Any, name: str, step: int, fetched: Mapping[int, Tensor]) -> A
     if isinstance(value, Tensor):
         value = fetched.get(id(value), value)
         if value.is_floating_point() and not bool(value.isfinite().all()):
-            raise DivergedError(f"step {step}: {name} holds NaN or infinity; not saved, the last checkpoint is sound")
+            message = f"step {step}: {name} holds NaN or infinity; not saved, the last checkpoint is sound"
+            raise DivergedError(message, step)
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
         prefix = "" if name == "checkpoint" else f"{name}."

@@ -268,7 +268,8 @@ class Training:
             raise DivergedError(
                 f"step {step}: loss {reports[rank].loss:g}, gradient norm {reports[rank].norm:g} on rank {rank} at "
                 f"learning rate {rate:g}; stopped with the weights of step {step - 1}; {self.journal.last_saved()}; "
-                "lower optimiser.lr or add schedule.warmup_epochs"
+                "lower optimiser.lr or add schedule.warmup_epochs",
+                step,
             )
         for row in reports:
             self.interval.add(row.loss, row.correct, row.count)

@@ -101,15 +101,11 @@ class Record:
 def build(table: Mapping[str, Any], arrays: Arrays, source: validate.Source) -> Record:
     """A record from its tables and its curves; the first mistake is named."""
     record = validate.build(Record, {k: v for k, v in table.items() if k not in _CURVES}, source, extra=True)
-    for (section, key), (kind, limits) in _NEEDED.items():
-        setting = record.recipe.get(section, {}).get(key)
-        validate.convert(setting, kind, source, f"recipe.{section}.{key}", limits)
+    check_recipe(record, source)
     epochs: Any = record.recipe["run"]["epochs"]
     done = arrays["epochs.epoch"].tolist() if "epochs.epoch" in arrays else []
     if len(done) != epochs or done != list(range(1, epochs + 1)):
         raise source.fault("", f"{len(done)} of {epochs} epochs; a run that did not finish is not reported")
-    if record.seed != record.recipe["run"]["seed"]:
-        raise source.fault("seed", f"is {record.seed}, and recipe.run.seed {record.recipe['run']['seed']}")
     if record.final.folded and record.final.fold_difference is None:
         raise source.fault("final.fold_difference", "is missing")
     if noise := record.noise:
@@ -118,6 +114,15 @@ def build(table: Mapping[str, Any], arrays: Arrays, source: validate.Source) -> 
         searched = set(SEARCHES) <= set(growth.log_growth) and set(SEARCHES) <= set(growth.log_end_to_end)
         _check_alike("stability", (growth.log_bound, *growth.log_growth.values()), searched, source)
     return replace(record, **_curves(arrays, epochs, source))
+
+
+def check_recipe(record: Any, source: validate.Source) -> None:
+    """Refuse a record whose recipe lacks what tables need, or is that of another seed."""
+    for (section, key), (kind, limits) in _NEEDED.items():
+        setting = record.recipe.get(section, {}).get(key)
+        validate.convert(setting, kind, source, f"recipe.{section}.{key}", limits)
+    if record.seed != record.recipe["run"]["seed"]:
+        raise source.fault("seed", f"is {record.seed}, and recipe.run.seed {record.recipe['run']['seed']}")
 
 
 def _check_alike(key: str, lists: Sequence[Sequence], whole: bool, source: validate.Source) -> None:

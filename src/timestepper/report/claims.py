@@ -154,9 +154,9 @@ class Statement:
 
     ``text`` is ours, ``words`` are the paper's own. ``low`` and ``high`` (or ``group``) say which runs are compared,
     ``on`` where the paper does it, ``stand_in`` on what smaller task the same thing can be looked at, ``gain`` the size
-    that the paper gives. ``margin`` is ours: the paper says "about" without a number. ``caution`` says why the runs
-    that there are must not decide. What no run decides is ``settled``: ``state`` and ``why``, ``by`` the test that
-    shows it.
+    that the paper gives. ``margin`` is ours: the paper says "about" without a number. ``caution_in_bf16`` says why runs
+    in that precision must not decide. Where runs diverge, nothing is decided unless the statement is
+    ``of_those_that_end``. What no run decides is ``settled``: ``state`` and ``why``, ``by`` the test that shows it.
     """
 
     id: str
@@ -178,7 +178,8 @@ class Statement:
     value: float | None = None
     margin: float | None = limited(None, least=0, most=100)
     gain: float | None = limited(None, least=0, most=100)
-    caution: str = ""
+    caution_in_bf16: str = ""
+    of_those_that_end: bool = False
     state: str = limited("", choices=("no effect possible", "supported", "contradicted", "not run"))
     why: str = ""
     by: str = ""

@@ -3,11 +3,12 @@
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from timestepper.recipe.load import sections
 from timestepper.recipe.schema import Recipe
+from timestepper.records.diverged import Diverged
 from timestepper.records.record import Record
 from timestepper.records.subject import HALF_START, PLAIN, Subject
 from timestepper.report import quantities
@@ -42,45 +43,67 @@ class Task:
 
 @dataclass(frozen=True)
 class Arm:
-    """The finished runs of one subject on one task, one per seed."""
+    """The finished runs of one subject on one task, one per seed; ``diverged`` are the seeds of those that failed."""
 
     task: Task
     subject: Subject
     runs: dict[int, Record]
+    diverged: tuple[int, ...] = ()
 
     def mean(self, of: Measure) -> Estimate | None:
         """Of a figure, over the runs that have it."""
         found = [value for value in map(of, self.runs.values()) if value is not None]
-        return mean_of(found) if found else None
+        return mean_of(found, len(self.diverged)) if found else None
 
     @property
     def error(self) -> Estimate:
-        return mean_of(map(quantities.test_error, self.runs.values()))
+        return mean_of(map(quantities.test_error, self.runs.values()), len(self.diverged))
+
+    def since(self, first: int) -> "Arm":
+        """Without the seeds before the first."""
+        runs = {seed: run for seed, run in self.runs.items() if seed >= first}
+        return replace(self, runs=runs, diverged=tuple(seed for seed in self.diverged if seed >= first))
 
 
-def group(records: Iterable[Record]) -> list[Arm]:
+def group(records: Iterable[Record], diverged: Iterable[Diverged] = ()) -> list[Arm]:
     """Arms in a stable order: by data, model, longest training; plain first, then the paper's controller."""
     found: dict[tuple[Task, Subject], dict[int, Record]] = defaultdict(dict)
     for record in records:
         found[task_of(record), record.subject].setdefault(record.seed, record)
+    failed = {(task_of(run), run.subject, run.seed) for run in diverged}
 
     def order(arm: Arm) -> tuple:
         task = arm.task
         network = (task.data, task.model.rstrip("0123456789"), task.depth)
         return (*network, -task.epochs, task.batch_size, task.conditions, arm.subject.order)
 
-    return sorted((Arm(*key, dict(sorted(runs.items()))) for key, runs in found.items()), key=order)
+    def arm(key: tuple[Task, Subject], runs: dict[int, Record]) -> Arm:
+        lost = sorted(seed for *of, seed in failed if tuple(of) == key and seed not in runs)
+        return Arm(*key, dict(sorted(runs.items())), tuple(lost))
+
+    return sorted((arm(*each) for each in found.items()), key=order)
 
 
 def repeated(records: Iterable[Record]) -> list[str]:
-    """A message for each record of a run that another record is of too; only the first of them counts."""
+    """A message for each record of a run that another record is of too; only the first of them counts.
+
+    Two seeds that go the same way are a file that was copied and renamed, or seeds that nothing depends on.
+    """
     first: dict[tuple[Task, Subject, int], Record] = {}
-    pairs = [(record, first.setdefault((task_of(record), record.subject, record.seed), record)) for record in records]
-    again = ((record, other) for record, other in pairs if record is not other)
-    return [f"{record.path}: the same run as {other.path}; left out, remove one of them" for record, other in again]
+    alike: dict[tuple, Record] = {}
+    told = []
+    for record in records:
+        task, subject = task_of(record), record.subject
+        other = first.setdefault((task, subject, record.seed), record)
+        twin = alike.setdefault((task, subject, *record.loss), record)
+        if record is not other:
+            told.append(f"{record.path}: the same run as {other.path}; left out, remove one of them")
+        elif record is not twin:
+            told.append(f"{record.path}: the same losses as {twin.path} with another seed; both count, look at them")
+    return told
 
 
-def task_of(record: Record) -> Task:
+def task_of(record: Record | Diverged) -> Task:
     """The conditions of a run."""
     return task_from(record.recipe, record.data_sha256)
 

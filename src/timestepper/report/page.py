@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from timestepper.files import make_folder, write_atomic
+from timestepper.records.diverged import Diverged
 from timestepper.records.record import Record
 from timestepper.report import counts, figures, results, statistics, verdicts
 from timestepper.report.claims import Claims
@@ -53,19 +54,20 @@ def write_page(
     out_md: Path,
     title: str = "timestepper: paper and measurement",
     *,
+    diverged: Sequence[Diverged] = (),
     problems: Sequence[str] = (),
     computed: Computed | None = None,
     pending: Table | None = None,
 ) -> None:
     """Write the page. Without claims it is a plain comparison of the runs; ``problems`` are shown as they are."""
     computed = computed or Computed()
-    arms = group(records)
+    arms = group(records, diverged)
     found = verdicts.judge(claims, arms, computed.solutions)
     states = [verdict.state for verdict in verdicts.headline(found)]
     values: dict[str, Any] = {
         "title": title,
         "summary": summarise(arms, claims, found, computed.counted, label_of(arms, claims)),
-        "sections": _sections(arms, claims, found, computed, pending),
+        "sections": _sections(arms, claims, found, computed, pending, results.diverged_table(diverged)),
         "problems": [*problems, *repeated(records)],
     }
     html = render(**values, headline={state: states.count(state) for state in statistics.STATES if state in states})
@@ -75,7 +77,12 @@ def write_page(
 
 
 def _sections(
-    arms: Sequence[Arm], claims: Claims, found: Sequence[verdicts.Verdict], computed: Computed, pending: Table | None
+    arms: Sequence[Arm],
+    claims: Claims,
+    found: Sequence[verdicts.Verdict],
+    computed: Computed,
+    pending: Table | None,
+    failed: Table,
 ) -> list[Section]:
     """What there is to show; of what the paper shows too, also that it is missing."""
     label = label_of(arms, claims)
@@ -86,7 +93,11 @@ def _sections(
     sections = [
         Section("idea", "The idea", [_idea()]),
         Section(
-            "results", "Results", [figures.comparison(arms, label)], [results.measured_table(arms, label)], missing
+            "results",
+            "Results",
+            [figures.comparison(arms, label)],
+            [results.measured_table(arms, label), failed],
+            missing,
         ),
         Section("claims", "What the paper says", tables=[results.verdict_table(found)]),
         Section("learning", "Learning", [figures.learning_curves(arms, label)], note=missing),
@@ -120,11 +131,16 @@ def _idea() -> Figure:
 
 
 def tables_of(
-    names: Sequence[str], records: Sequence[Record], claims: Claims, computed: Computed, shown: Sequence[Record] = ()
+    names: Sequence[str],
+    records: Sequence[Record],
+    claims: Claims,
+    computed: Computed,
+    shown: Sequence[Record] = (),
+    diverged: Sequence[Diverged] = (),
 ) -> list[Table]:
     """The tables of some claims for a terminal; ``shown`` are the records to list one by one."""
     chosen = {name: claims[name] for name in names if name in claims}
-    arms, some = group(records), group(shown)
+    arms, some = group(records, diverged), group(shown, diverged)
     label = label_of(arms, claims)
     found = [v for v in verdicts.judge(claims, arms, computed.solutions) if v.claim.name in chosen]
     makers = (results.measured_table, results.noise_table, results.stability_table)

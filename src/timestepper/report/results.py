@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+from timestepper.records.diverged import Diverged
 from timestepper.records.record import Record
 from timestepper.report import quantities
 from timestepper.report.claims import Claim, Line
@@ -18,7 +19,8 @@ _VERDICTS = (
     "Verdicts on the paper (its own words in quotation marks) and on our questions. Supported: the 95% interval (where "
     "a margin is allowed, the 90% one) lies where the statement puts it, for every part of it. Contradicted: some part "
     "certainly does not hold, corrected for the number of parts (Holm). Equal: the 90% interval lies within "
-    f"±{EQUAL_MARGIN:g} points. Open: the runs cannot say; fewer than {FEWEST} seeds never can"
+    f"±{EQUAL_MARGIN:g} points. Open: the runs cannot say; fewer than {FEWEST} seeds never can, nor do seeds of which "
+    "some diverged, settings that disagree, or an interval that ends at 0.00"
 )
 
 
@@ -36,10 +38,19 @@ def measured_table(arms: Sequence[Arm], label: Label) -> Table:
             seconds = arm.mean(lambda record: record.gpu_seconds)
             time = [f"{seconds.mean:.0f}" if seconds else ""] if timed else []
             name = TableCell(arm.subject.label, under=label(task))
-            rows.append((name, arm.error.spread(), apart, loss.spread(3), str(len(arm.runs)), *time))
+            seeds = str(len(arm.runs)) + (f" and {len(arm.diverged)} that diverged" if arm.diverged else "")
+            rows.append((name, arm.error.spread(), apart, loss.spread(3), seeds, *time))
     columns = ("Runs", "Test error, %", "Minus plain, 95% interval", "Training loss", "Seeds", *["GPU seconds"] * timed)
     caption = "All finished runs: last epoch, mean ± standard deviation over seeds; differences with Welch's interval"
+    if timed:
+        caption += "; the seconds are shared among the runs of a process, not among processes that share a card"
     return Table("measured", caption, columns, rows)
+
+
+def diverged_table(runs: Sequence[Diverged]) -> Table:
+    """The runs that no mean has."""
+    rows = [(run.path.rpartition("/")[2].removesuffix(".json"), str(run.step), run.commit[:10]) for run in runs]
+    return Table("diverged", "Runs that diverged", ("Run", "At update", "Commit"), rows)
 
 
 def paper_table(claim: Claim, arms: Sequence[Arm], label: Label) -> Table:

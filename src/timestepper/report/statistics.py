@@ -9,7 +9,7 @@ more than the other (tests/unit/report/test_report_false_verdicts.py).
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -28,7 +28,8 @@ STATES = {SUPPORTED: "good", CONTRADICTED: "bad", EQUAL: "", OPEN: "", NO_EFFECT
 class Estimate:
     """A mean over seeds, or a weighted sum of such means, with its standard error and degrees of freedom.
 
-    ``counts`` are the seeds of the samples behind it, ``deviation`` is that of a single sample. One seed has no error.
+    ``counts`` are the seeds of the samples behind it, ``lost`` the runs beside them that diverged; ``deviation`` is
+    that of a single sample. One seed has no error.
     """
 
     mean: float
@@ -36,6 +37,7 @@ class Estimate:
     error: float | None = None
     freedom: float = 0.0
     deviation: float | None = None
+    lost: int = 0
 
     @property
     def known(self) -> bool:
@@ -73,31 +75,33 @@ class Estimate:
         return f"[{signed(low, digits)}, {signed(high, digits)}]"
 
     def seeds(self) -> str:
-        """``3 seeds``, or ``3 to 7 seeds`` where samples differ."""
+        """``3 seeds``, or ``3 to 7 seeds, 2 more diverged`` where samples differ."""
         least, most = min(self.counts), max(self.counts)
-        return f"{least} to {most} seeds" if least < most else f"{least} seed{'s' if least > 1 else ''}"
+        text = f"{least} to {most} seeds" if least < most else f"{least} seed{'s' if least > 1 else ''}"
+        return f"{text}, {self.lost} more diverged" if self.lost else text
 
 
-def mean_of(values: Iterable[float]) -> Estimate:
+def mean_of(values: Iterable[float], lost: int = 0) -> Estimate:
     """Of one sample."""
     numbers = [float(value) for value in values]
     count = len(numbers)
     if count < 2:
-        return Estimate(numbers[0], (count,))
+        return Estimate(numbers[0], (count,), lost=lost)
     deviation = stdev(numbers)
-    return Estimate(fmean(numbers), (count,), deviation / math.sqrt(count), count - 1, deviation)
+    return Estimate(fmean(numbers), (count,), deviation / math.sqrt(count), count - 1, deviation, lost)
 
 
 def combine(weights: Sequence[float], estimates: Sequence[Estimate]) -> Estimate:
     """A weighted sum of independent estimates."""
     mean = math.fsum(weight * each.mean for weight, each in zip(weights, estimates, strict=True))
     counts = tuple(count for each in estimates for count in each.counts)
+    lost = sum(each.lost for each in estimates)
     if any(each.error is None for each in estimates):
-        return Estimate(mean, counts)
+        return Estimate(mean, counts, lost=lost)
     squares = [(weight * (each.error or 0.0)) ** 2 for weight, each in zip(weights, estimates, strict=True)]
     total = math.fsum(squares)
     shares = math.fsum(square**2 / each.freedom for square, each in zip(squares, estimates, strict=True))
-    return Estimate(mean, counts, math.sqrt(total), total**2 / shares if shares else 1.0)
+    return Estimate(mean, counts, math.sqrt(total), total**2 / shares if shares else 1.0, lost=lost)
 
 
 def difference(low: Estimate, high: Estimate) -> Estimate:
@@ -105,7 +109,7 @@ def difference(low: Estimate, high: Estimate) -> Estimate:
     found = combine((1, -1), (low, high))
     if found.error is None or low.counts == high.counts:
         return found
-    return Estimate(found.mean, found.counts, found.error, min(low.freedom, high.freedom))
+    return replace(found, freedom=min(low.freedom, high.freedom))
 
 
 def average(estimates: Sequence[Estimate]) -> Estimate:
@@ -164,9 +168,14 @@ class Part(NamedTuple):
         return min(self.estimate.counts) >= FEWEST and self.estimate.known
 
     @property
-    def equal(self) -> bool:
+    def touches_zero(self) -> bool:
+        """Whether an end of its interval is 0.00 in print: so near the edge that another test may say the opposite."""
+        return any(round(end, 2) == 0 for end in self.estimate.interval())
+
+    def within(self, margin: float) -> bool:
+        """Whether the 90% interval lies inside the margin."""
         low, high = self.estimate.interval(EQUAL_CONFIDENCE)
-        return low > -EQUAL_MARGIN and high < EQUAL_MARGIN
+        return low > -margin and high < margin
 
 
 def refuted(parts: Sequence[Part]) -> list[bool]:
@@ -179,15 +188,17 @@ def decide(parts: Sequence[Part], points: bool = False) -> str:
     """The state of a statement that asks for all of its parts; with ``points`` they are differences in points.
 
     *Supported* needs every part for certain: no correction, since a false verdict needs them all. *Contradicted* needs
-    one that certainly does not hold, and there the number of parts counts.
+    one that certainly does not hold, and there the number of parts counts. Points are printed with two digits, and an
+    interval that ends at 0.00 decides nothing.
     """
     if not all(part.enough for part in parts):
         return OPEN
-    if all(part.holds for part in parts):
+    clear = [not (points and part.touches_zero) for part in parts]
+    if all(part.holds and sure for part, sure in zip(parts, clear, strict=True)):
         return SUPPORTED
-    if any(refuted(parts)):
+    if any(no and sure for no, sure in zip(refuted(parts), clear, strict=True)):
         return CONTRADICTED
-    return EQUAL if points and all(part.equal for part in parts) else OPEN
+    return EQUAL if points and all(part.within(EQUAL_MARGIN) for part in parts) else OPEN
 
 
 def signed(value: float, digits: int = 2) -> str:

@@ -6,10 +6,9 @@ the statement's main one is fixed before the runs, so that none is picked for it
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
+from itertools import combinations
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +16,24 @@ from timestepper.report.claims import Claim, Claims, Place, Statement
 from timestepper.report.groups import Arm, Task, condition_labels, how, schedule_label, unlike_the_paper
 from timestepper.report.names import data_name, model_name
 from timestepper.report.parts import ACROSS_MODELS, Demand, ask
-from timestepper.report.statistics import CONTRADICTED, NOT_RUN, OPEN, SUPPORTED, Part, average, decide, refuted, signed
+from timestepper.report.statistics import (
+    CONFIDENCE,
+    CONTRADICTED,
+    EQUAL,
+    EQUAL_MARGIN,
+    NOT_RUN,
+    OPEN,
+    SUPPORTED,
+    Part,
+    average,
+    decide,
+    difference,
+    holm,
+    refuted,
+    signed,
+)
+
+_ALL, _DISAGREE = "all of these together", "the settings disagree"
 
 
 @dataclass(frozen=True)
@@ -80,11 +96,11 @@ def _settings(statement: Statement, places: Sequence[Place], arms: Sequence[Arm]
     """Where a statement was looked at; only runs under the same conditions are compared."""
     across = statement.check in ACROSS_MODELS or bool(statement.low and statement.low.model)
     for place in places:
-        here = [_from(place.first_seed, arm) for arm in arms if _is_at(arm.task, place)]
+        here = [arm.since(place.first_seed) for arm in arms if _is_at(arm.task, place)]
         here = [arm for arm in here if arm.runs]
         if statement.check == "ranks":
             if asked := ask(statement, here):
-                yield asked._replace(where=f"all networks, {data_name(place.data)}")
+                yield asked._replace(where=f"{model_name(place.model) or 'all networks'}, {data_name(place.data)}")
             continue
         labels = condition_labels(arm.task for arm in here)
         bundles: dict[Task, list[Arm]] = {}
@@ -96,8 +112,9 @@ def _settings(statement: Statement, places: Sequence[Place], arms: Sequence[Arm]
                 network = "" if across else f"{model_name(task.model)}, "
                 where = f"{network}{data_name(task.data)}, {how(task, claims, labels[task])}"
                 short = not schedule_label(task, claims)[1]
-                unlike = len(unlike_the_paper(task, claims))
-                yield asked._replace(where=where, short=short, unlike=unlike, conditions=task.conditions)
+                rough = bool(statement.caution_in_bf16) and ("runtime.precision", '"bf16"') in task.conditions
+                unlike = len(unlike_the_paper(task, claims)) + rough
+                yield asked._replace(where=where, short=short, unlike=unlike, rough=rough, conditions=task.conditions)
 
 
 def _is_at(task: Task, place: Place) -> bool:
@@ -105,39 +122,67 @@ def _is_at(task: Task, place: Place) -> bool:
     return like and (place.lr is None or place.lr == task.lr)
 
 
-def _from(first: int, arm: Arm) -> Arm:
-    return replace(arm, runs={seed: run for seed, run in arm.runs.items() if seed >= first})
-
-
 def _pool(blank: Verdict, settings: Sequence[Demand]) -> list[Verdict]:
-    """A verdict for each setting; the last one counts: that of all together, or of the paper's schedule.
+    """A verdict for each setting; the last one counts, that of those with seeds enough.
 
-    Averaged are those that differ in network, length and batch and in nothing else, and that have seeds enough. What is
-    trained more like the paper counts before what is not.
+    Averaged are those that differ in network, length and batch and in nothing else. What is trained more like the paper
+    counts before what is not, and of other conditions (precision, data) those with the most settings and seeds.
     """
     found = [_verdict(blank, setting) for setting in settings]
     whole = [setting for setting in settings if not setting.partial and all(part.enough for part in setting.parts)]
-    nearest = min((setting.unlike for setting in whole), default=0)
-    whole = [setting for setting in whole if setting.unlike == nearest]
-    usual = Counter(setting.conditions for setting in whole).most_common(1)
-    whole = [setting for setting in whole if setting.conditions == usual[0][0]]
-    alike = len({tuple((part.what, part.at) for part in setting.parts) for setting in whole}) == 1
-    if len(whole) > 1 and alike:
-        columns = zip(*(setting.parts for setting in whole), strict=True)
-        parts = [column[0]._replace(estimate=average([part.estimate for part in column])) for column in columns]
-        notes = {setting.note for setting in whole if setting.note}
-        note = "; ".join([*(notes if len(notes) == 1 else ()), f"mean of {len(whole)} settings"])
-        short = any(setting.short for setting in whole)
-        together = _verdict(blank, Demand(parts, note, where="all of these together", short=short))
-        states = {_verdict(blank, setting).state for setting in whole}
-        if len((states | {together.state}) - {OPEN}) > 1:
-            together = replace(together, state=OPEN, detail=f"{together.detail}; the settings disagree")
-        return [*found, together]
-    ranked = [
-        ((verdict.state != NOT_RUN, not verdict.short, -setting.unlike), verdict)
-        for verdict, setting in zip(found, settings, strict=True)
-    ]
-    return [verdict for _, verdict in sorted(ranked, key=itemgetter(0))]
+    if not whole:
+        ranked = sorted(zip(found, settings, strict=True), key=lambda pair: _rank(*pair))
+        return [verdict for verdict, _ in ranked]
+    nearest = min(setting.unlike for setting in whole)
+    same: dict[tuple, list[Demand]] = {}
+    for setting in whole:
+        if setting.unlike == nearest:
+            same.setdefault(setting.conditions, []).append(setting)
+    bundles = sorted(same.values(), key=lambda bundle: (len(bundle), sum(map(_seeds, bundle))))
+    each = [_together(blank, bundle) for bundle in bundles]
+    if len({verdict.state for verdict in each} - {OPEN}) > 1:
+        each[-1] = replace(each[-1], state=OPEN, detail=f"{each[-1].detail}; {_DISAGREE}", where=_ALL)
+    return [*(verdict for verdict in found if verdict != each[-1]), each[-1]]
+
+
+def _rank(verdict: Verdict, setting: Demand) -> tuple:
+    return verdict.state != NOT_RUN, not verdict.short, -setting.unlike
+
+
+def _seeds(setting: Demand) -> int:
+    return min(min(part.estimate.counts) for part in setting.parts)
+
+
+def _together(blank: Verdict, settings: Sequence[Demand]) -> Verdict:
+    """The verdict on the mean of several settings, open where it is not theirs.
+
+    Where they differ for certain, each must say by itself what the mean says. And none may leave room for twice what
+    counts as equal: one that is better and one that is worse are not equal.
+    """
+    verdicts = [_verdict(blank, setting) for setting in settings]
+    if len({tuple((part.what, part.at) for part in setting.parts) for setting in settings}) > 1:
+        return max(zip(verdicts, settings, strict=True), key=lambda pair: (not pair[0].short, _seeds(pair[1])))[0]
+    if len(settings) == 1:
+        return verdicts[0]
+    columns = list(zip(*(setting.parts for setting in settings), strict=True))
+    parts = [column[0]._replace(estimate=average([part.estimate for part in column])) for column in columns]
+    notes = {setting.note for setting in settings if setting.note}
+    note = "; ".join([*(notes if len(notes) == 1 else ()), f"mean of {len(settings)} settings"])
+    short, rough = (any(getattr(setting, key) for setting in settings) for key in ("short", "rough"))
+    together = _verdict(blank, Demand(parts, note, where=_ALL, short=short, rough=rough))
+    states = {verdict.state for verdict in verdicts}
+    near = all(part.within(2 * EQUAL_MARGIN) for column in columns for part in column)
+    agree = len((states | {together.state}) - {OPEN}) < 2 and (near or together.state != EQUAL)
+    if together.state == OPEN or states == {together.state} or (agree and not _differ(columns)):
+        return together
+    return replace(together, state=OPEN, detail=f"{together.detail}; {_DISAGREE}")
+
+
+def _differ(columns: Sequence[Sequence[Part]]) -> bool:
+    """Whether a part is certainly not the same in two settings, corrected for the number of pairs."""
+    pairs = (difference(one.estimate, other.estimate) for column in columns for one, other in combinations(column, 2))
+    chances = holm([2 * min(pair.chance(0), pair.chance(0, above=True)) for pair in pairs])
+    return min(chances) <= 1 - CONFIDENCE
 
 
 def _verdict(blank: Verdict, asked: Demand) -> Verdict:
@@ -146,8 +191,10 @@ def _verdict(blank: Verdict, asked: Demand) -> Verdict:
     state = decide(asked.parts, points=statement.check == "lower" and "error" in statement.quantity)
     if asked.partial:
         state, detail = NOT_RUN, f"so far {detail}"
-    elif statement.caution:
-        state, detail = OPEN, f"{detail}; {statement.caution}"
+    elif asked.rough:
+        state, detail = OPEN, f"{detail}; {statement.caution_in_bf16}"
+    elif not statement.of_those_that_end and any(part.estimate.lost for part in asked.parts):
+        state = OPEN  # a mean without the runs that failed is too kind
     return replace(blank, state=state, detail=detail, where=asked.where, short=asked.short)
 
 

@@ -28,6 +28,7 @@ class Run:
     label: str = ""  # what progress calls it
     override: bool = False  # go on although the recipe has changed
     results: Path | None = None  # folder that its record goes to as well
+    measured_to: Path | None = None  # folder that its record goes to once it is measured; both hear of a divergence
     hours: float = 0.0  # of GPU time, that are still expected
     measures: tuple[str, ...] = ()  # what its record shall have beside the training
     sets: tuple[str, ...] = ()  # the sets that ask for it

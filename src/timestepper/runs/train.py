@@ -27,6 +27,7 @@ from timestepper.errors import (
     CheckpointError,
     DataError,
     DistributedError,
+    DivergedError,
     LoaderError,
     RecipeError,
     RunDirectoryError,
@@ -269,12 +270,22 @@ class Process:
             hopeless = ours and not isinstance(error, DistributedError | LoaderError)
             told = f"{type(error).__name__}: {error}" if ours else in_words(error)
             self._status("failed", error=told, hopeless=hopeless)
+            if isinstance(error, DivergedError):
+                self._publish_divergence(error)
             raise
         finally:
             self.display.stop()
             if self._journal is not None:
                 with contextlib.suppress(Exception):
                     self._journal.close()
+
+    def _publish_divergence(self, error: DivergedError) -> None:
+        """Among the results, so that nobody takes those that ended for all."""
+        run = self.run
+        if self.folder is not None and (results := run.results or run.measured_to):
+            facts = {"name": run.name, "data_sha256": self.data.sha256, "device": device_name(self.device)}
+            with contextlib.suppress(Exception):  # what went wrong first is what the user must see
+                records.publish_diverged(as_dict(run.recipe), results, **facts, step=error.step, error=str(error))
 
     def _status(self, state: str, **fields: Any) -> None:
         if self._journal is not None:

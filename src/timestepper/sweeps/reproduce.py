@@ -102,6 +102,8 @@ def bring_to_end(
     """
     lost: set[str] = set()  # data sets, each told once
     to_train = [run for run in runs if run.state in _TO_TRAIN]
+    for run in to_train:
+        run.measured_to = results
     widen_device_queue([run.recipe for run in to_train], jobs)
     if jobs > 1 and to_train and (stop := _train_together(to_train, jobs, checkpoint_seconds, debug, lost)):
         return 128 + stop

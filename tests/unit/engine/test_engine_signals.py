@@ -7,6 +7,8 @@ import pytest
 SCRIPT = """
 import os, signal, sys, time
 from timestepper.engine.signals import Signals
+for number in (signal.SIGHUP, signal.SIGINT):  # whoever runs the tests may ignore them, as nohup and & do
+    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 if "nohup" in sys.argv:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 if "in a job" in sys.argv:

@@ -42,7 +42,8 @@ def noisy(subject, *errors, levels=(0.0, 1.0), where=None):
 def trained(subject, *curves, where=None):
     """Runs with these test errors, in percent, epoch by epoch; None where an epoch was not evaluated."""
     parts = ([None if error is None else error / 100 for error in curve] for curve in curves)
-    return runs(subject, (SimpleNamespace(error=part) for part in parts), where)
+    made = (SimpleNamespace(error=part, final=Final(Outcome(part[-1]))) for part in parts)
+    return runs(subject, made, where)
 
 
 def stepped(*stages, where=None, subject="lstm"):

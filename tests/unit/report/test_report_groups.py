@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from timestepper.recipe.load import as_dict, load
+from timestepper.records.diverged import Diverged
 from timestepper.records.subject import subject_of
 from timestepper.report import groups
 from timestepper.report.claims import load_claims
@@ -95,7 +96,20 @@ def test_the_first_record_of_a_run_counts_and_seeds_come_in_order(records):
     runs = [replace(records[0], seed=seed, path=path) for seed, path in ((10, "a"), (2, "b"), (10, "c"))]
     (found,) = group(runs)
     assert [(seed, record.path) for seed, record in found.runs.items()] == [(2, "b"), (10, "a")]
+    copied = "b: the same losses as a with another seed; both count, look at them"
+    assert groups.repeated(runs) == [copied, "c: the same run as a; left out, remove one of them"]
+    runs[1] = replace(runs[1], loss=[loss + 1 for loss in runs[1].loss])
     assert groups.repeated(runs) == ["c: the same run as a; left out, remove one of them"]
+
+
+def test_a_run_that_diverged_counts_until_it_has_a_record(records):
+    record = records[0]
+    facts = (record.name, 7, record.recipe, record.data_sha256, 9, "nan", record.device, record.commit, {})
+    failed = Diverged("diverged", *facts)
+    (found,) = group([record], [failed, replace(failed, seed=3), replace(failed, seed=record.seed)])
+    assert (list(found.runs), found.diverged) == ([record.seed], (3, 7))
+    assert (found.error.lost, found.since(4).diverged) == (2, (7,))
+    assert group([], [failed]) == []
 
 
 def test_networks_come_in_the_order_of_their_depth_and_the_longest_training_first(records):

@@ -1,0 +1,66 @@
+"""Runs that diverged, in a folder of their own beside the records.
+
+Without them a mean over the runs that ended looks better than it is. A run that diverged is tried again by the same
+command, and once it has a record its file here no longer counts.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from timestepper import validate
+from timestepper.errors import RecordError
+from timestepper.files import make_folder, with_checksum, write_atomic
+from timestepper.records.making import WHOLE, commit, file_name, versions
+from timestepper.records.record import Setting, check_recipe
+from timestepper.records.subject import Subject, subject_of
+
+FOLDER = "diverged"
+
+
+@dataclass(frozen=True)
+class Diverged:
+    """One of them; ``step`` is the update that could not be made."""
+
+    kind: str = field(metadata={"choices": ("diverged",)})
+    name: str
+    seed: int
+    recipe: dict[str, dict[str, Setting]]
+    data_sha256: str
+    step: int = field(metadata={"least": 0})
+    error: str
+    device: str
+    commit: str
+    versions: dict[str, str]
+    path: str = ""
+
+    @property
+    def subject(self) -> Subject:
+        return subject_of(self.recipe)
+
+
+def publish_diverged(recipe: Mapping[str, Mapping[str, Any]], results: Path, **facts: Any) -> None:
+    """Write down that a run diverged; ``facts`` are its name, data, device, step and error."""
+    content = {"schema": WHOLE, "kind": "diverged", "seed": recipe["run"]["seed"], "recipe": recipe, **facts}
+    content = with_checksum(content | {"commit": commit(), "versions": versions()})
+    make_folder(results / FOLDER)
+    write_atomic(results / FOLDER / file_name(content), (json.dumps(content, indent=1) + "\n").encode())
+
+
+def load_diverged(results: Path) -> tuple[list[Diverged], list[str]]:
+    """All of a folder of results, and a message for each file that is none."""
+    found, problems = [], []
+    for path in sorted((results / FOLDER).glob("*.json")):
+        source = validate.Source(path, RecordError, "restore the file or remove it")
+        try:
+            content = validate.read(path, source)
+            if not isinstance(content, dict) or content.get("sha256") != with_checksum(content)["sha256"]:
+                raise source.fault("", "the checksum does not fit, so it was edited or damaged")
+            run = validate.build(Diverged, {**content, "path": str(path)}, source, extra=True)
+            check_recipe(run, source)
+            found.append(run)
+        except RecordError as error:
+            problems.append(str(error))
+    return found, problems
