@@ -137,7 +137,7 @@ class Side(ControllerSettings):
 
 @dataclass(frozen=True)
 class Place:
-    """A data set, and a network on it and a learning rate where they are named.
+    """A data set, and a network on it, its options and a learning rate where they are named.
 
     Runs with seeds before ``first_seed`` do not count: by them it was chosen what to compare.
     """
@@ -145,6 +145,7 @@ class Place:
     data: str = limited(choices=tuple(DATA))
     model: str = limited("", wrong=unknown_model)
     lr: float | None = limited(None, least=0)
+    options: str | None = None  # the recipe's ``model.options``
     first_seed: int = limited(0, least=0)
 
 

@@ -37,8 +37,15 @@ class Task:
         return depth_of(self.model)
 
     @property
-    def lr(self) -> float:
-        return json.loads(dict(self.conditions)["optimiser.lr"])
+    def lr(self) -> float | None:
+        return self._condition("optimiser.lr")
+
+    @property
+    def options(self) -> str | None:
+        return self._condition("model.options")
+
+    def _condition(self, key: str) -> Any:
+        return json.loads(dict(self.conditions).get(key, "null"))
 
 
 @dataclass(frozen=True)

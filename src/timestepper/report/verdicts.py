@@ -119,7 +119,7 @@ def _settings(statement: Statement, places: Sequence[Place], arms: Sequence[Arm]
 
 def _is_at(task: Task, place: Place) -> bool:
     like = place.data == task.data and place.model in ("", task.model)
-    return like and (place.lr is None or place.lr == task.lr)
+    return like and place.lr in (None, task.lr) and place.options in (None, task.options)
 
 
 def _pool(blank: Verdict, settings: Sequence[Demand]) -> list[Verdict]:

@@ -117,10 +117,11 @@ def network(recipe: Recipe, images: Any, sync_bn: bool = False) -> nn.Module:
         ) from error
     if recipe.model.last_norm_init is not None:
         _fill_last_norms(model, recipe.model.last_norm_init)
-        if recipe.model.last_norm_init == 0 and recipe.model.name.startswith("cifar/resnet"):
+        padded = recipe.model.name.startswith("cifar/resnet") and options.get("shortcut") != "projection"
+        if recipe.model.last_norm_init == 0 and padded:
             warnings.warn(
                 "model.last_norm_init=0: the channels that a zero-padded shortcut adds start at 0 behind a ReLU and "
-                "never learn; start at 0.01 or more",
+                "never learn; start at 0.01 or more, or set model.options to shortcut=projection",
                 stacklevel=2,
             )
     if sync_bn:

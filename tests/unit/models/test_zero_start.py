@@ -11,10 +11,10 @@ from torch.nn import functional as F
 from timestepper.models import CifarResNet
 
 
-def dead_channels(start):
+def dead_channels(start, shortcut="zeros"):
     """Channels that are 0 for every image, in each block of each stage, after 30 updates."""
     torch.manual_seed(0)
-    net = CifarResNet(20)
+    net = CifarResNet(20, shortcut=shortcut)
     blocks = [block for stage in (net.layer1, net.layer2, net.layer3) for block in stage]
     for block in blocks:
         nn.init.constant_(block.bn2.weight, start)
@@ -38,3 +38,7 @@ def test_a_start_at_0_leaves_half_and_then_three_quarters_of_the_channels_dead()
 @pytest.mark.parametrize("start", [0.01, 0.5])
 def test_any_other_start_wakes_nearly_all(start):
     assert sum(dead_channels(start)) < 20
+
+
+def test_projections_keep_them_alive():
+    assert sum(dead_channels(0.0, "projection")) < 20

@@ -89,6 +89,11 @@ def test_a_start_at_0_that_leaves_channels_dead_is_warned_of():
         warnings.simplefilter("error")
         build.network(small("model.last_norm_init=0.01"), DIGITS)
         build.network(small("model.name=timm/resnet18", "model.last_norm_init=0"), DIGITS)
+        net = build.network(small("model.options=shortcut=projection", "model.last_norm_init=0"), DIGITS)
+    block = net.layer2[0]
+    assert (block.bn2.weight.unique().tolist(), block.downsample[1].weight.unique().tolist()) == ([0.0], [1.0])
+    with pytest.raises(RecipeError, match="shortcut must be zeros or projection, not 'none'"):
+        build.network(small("model.options=shortcut=none"), DIGITS)
 
 
 def test_last_norm_init_needs_norms():
