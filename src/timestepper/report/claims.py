@@ -36,7 +36,7 @@ _CHECKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "stable": (("solution",), ("low",)),
     "unstable": (("solution",), ("low",)),
     "fewer_steps": (("solution",), ("low", "high")),
-    "settled": (("",), ("state", "why")),
+    "settled": (("",), ("state", "why", "by")),
 }
 
 

@@ -57,8 +57,7 @@ def judge(claims: Claims, arms: Sequence[Arm], solutions: Mapping[str, Any] = Ma
         for statement in claim.statement:
             blank = Verdict(claim, statement, NOT_RUN, "", _places(statement.on))
             if statement.check == "settled":
-                by = f" ({statement.by})" if statement.by else ""
-                found.append(replace(blank, state=statement.state, detail=statement.why + by))
+                found.append(replace(blank, state=statement.state, detail=f"{statement.why} ({statement.by})"))
             elif statement.quantity == "solution":
                 found.append(_judge_solution(blank, solutions))
             else:
