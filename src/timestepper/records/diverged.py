@@ -13,6 +13,7 @@ from typing import Any
 from timestepper import validate
 from timestepper.errors import RecordError
 from timestepper.files import make_folder, with_checksum, write_atomic
+from timestepper.records.files import sound
 from timestepper.records.making import WHOLE, commit, file_name, versions
 from timestepper.records.record import Setting, check_recipe
 from timestepper.records.subject import Subject, subject_of
@@ -55,10 +56,7 @@ def load_diverged(results: Path) -> tuple[list[Diverged], list[str]]:
     for path in sorted((results / FOLDER).glob("*.json")):
         source = validate.Source(path, RecordError, "restore the file or remove it")
         try:
-            content = validate.read(path, source)
-            if not isinstance(content, dict) or content.get("sha256") != with_checksum(content)["sha256"]:
-                raise source.fault("", "the checksum does not fit, so it was edited or damaged")
-            run = validate.build(Diverged, {**content, "path": str(path)}, source, extra=True)
+            run = validate.build(Diverged, {**sound(path, source), "path": str(path)}, source, extra=True)
             check_recipe(run, source)
             found.append(run)
         except RecordError as error:

@@ -72,7 +72,7 @@ def _key(content: dict[str, Any]) -> str:
 def _own_place(path: Path, own: str) -> Path:
     """The path, or one with a longer name where another recipe or other data have it: names do not tell all."""
     try:
-        other = _key(_sound(path, validate.Source(path, RecordError)))
+        other = _key(sound(path, validate.Source(path, RecordError)))
     except (RecordError, KeyError, AttributeError, TypeError):  # none, or one that is worth nothing
         return path
     return path if other == own else path.with_stem(f"{path.stem}_{digest(own)[:8]}")
@@ -106,14 +106,14 @@ def read_records(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
     for path in paths:
         source = validate.Source(path, RecordError, _RESTORE)
         try:
-            content = _sound(path, source)
+            content = sound(path, source)
             records.append(build({**content, "path": str(path)}, _arrays(content, path, source), source))
         except RecordError as error:
             problems.append(str(error))
     return records, problems
 
 
-def _sound(path: Path, source: validate.Source) -> dict[str, Any]:
+def sound(path: Path, source: validate.Source) -> dict[str, Any]:
     """The content of a file that is a record of a schema that we know, and as it was written."""
     content = validate.read(path, source)
     if not isinstance(content, dict) or "schema" not in content:

@@ -151,7 +151,7 @@ def _trend(statement: Statement, arms: Sequence[Arm]) -> Demand:
 def _ranks(statement: Statement, arms: Sequence[Arm]) -> Demand:
     """Whether a larger bound goes with a larger rise of the error under noise; a kind of network counts once.
 
-    So does a kind with a few seeds only, if it counts at all: ``FEWEST`` of them, as everywhere.
+    Kinds with too few seeds do not count: their own place is not known.
     """
     parts = []
     for level in statement.noise:
