@@ -133,12 +133,39 @@ def test_a_run_that_diverges_is_told_among_the_results(cli, tmp_path):
     assert message.startswith(f"step {found.step}: ")
     assert cli("report", "--results", str(results), "--out", str(page)).code == 0
     name = Path(found.path).stem
-    assert f"| {name} | {found.step} | {found.commit[:10]} |" in page.with_suffix(".md").read_text(encoding="utf-8")
+    assert f" | 1e+30 | {found.step} | {found.commit[:10]} |" in page.with_suffix(".md").read_text(encoding="utf-8")
     text = Path(found.path).read_text(encoding="utf-8")
     for damaged in (text.replace(f'"step": {found.step}', '"step": 99'), "[]", "{", ""):
         Path(found.path).write_text(damaged, encoding="utf-8")
         none, (problem,) = load_diverged(results)
         assert (none, name in problem) == ([], True)
+
+
+def test_a_divergence_that_cannot_be_written_down_is_told(cli, tmp_path):
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "diverged").write_text("a file", encoding="utf-8")
+    outcome = cli(*runs.train(tmp_path / "run", "--results", str(results), recipe=DIVERGING))
+    assert outcome.refused(1).startswith("step ")
+    assert f"could not write down in {results} that this run diverged: " in outcome.out + outcome.err
+    assert load_diverged(results)[1] == [
+        f"{results / 'diverged'}: cannot be read (Not a directory); runs that diverged may be missing, look at it"
+    ]
+
+
+def test_a_sweep_does_not_try_again_what_diverged(cli, tmp_path):
+    results = str(tmp_path / "results")
+    command = ["sweep", *DIVERGING, "--seeds", "0,1", "--out", str(tmp_path / "runs"), "--results", results]
+    assert cli(*command).code == 1
+    again = cli(*command)
+    assert again.code == 0
+    assert (
+        f"2 of 2 runs diverged and are skipped; to train them again, remove their files in {results}"
+        in again.out + again.err
+    )
+    for file in (tmp_path / "results" / "diverged").iterdir():
+        file.unlink()
+    assert cli(*command).code == 1
 
 
 def test_t14_torchrun_does_not_go_round_in_circles(tmp_path, figure):

@@ -44,7 +44,7 @@ class Collection:
     def plan(self, name: str, short: bool = False, overrides: Sequence[str] = ()) -> list[Run]:
         """The runs of a set, and where each of them stands; ``counts`` has none."""
         runs = [] if name == "counts" else plan.open_sets(name, short=short, overrides=tuple(overrides), out=self.runs)
-        reproduce.plan(runs, self.records)
+        reproduce.plan(runs, self.records, self.diverged)
         return runs
 
     def warn(self) -> None:
@@ -55,7 +55,8 @@ class Collection:
         """The page; with claims also what they let count, and what is still to run of everything but the demo."""
         more: dict[str, Any] = {"problems": self.problems + self.damaged, "diverged": self.diverged}
         if self.claims:
-            left = [run for run in self.plan("everything") if run.state not in (reproduce.DONE, reproduce.UNMEASURED)]
+            no_work = (*reproduce.SETTLED, reproduce.UNMEASURED)
+            left = [run for run in self.plan("everything") if run.state not in no_work]
             left = [run for run in left if run.sets != ("demo",)]
             hours = duration(3600 * sum(run.hours for run in left))
             caption = "Not yet run, with the GPU time that each line is expected to take on one H200-class card"

@@ -57,7 +57,7 @@ def reproduce(
     from timestepper.cli.report import TITLE
     from timestepper.errors import RecipeError
     from timestepper.sweeps.jobs import note
-    from timestepper.sweeps.reproduce import DONE
+    from timestepper.sweeps.reproduce import SETTLED
 
     if (jobs > 1 or cluster) and torchrun.launched():
         raise RecipeError("--jobs and --cluster spread the runs by themselves; start it without torchrun")
@@ -81,8 +81,8 @@ def reproduce(
     if list_only or cluster:
         wanted = found.plan(name, schedule is Length.short, changes)
         with warned():
-            note(wanted, runs, settled=(DONE,))
-    unfinished = list_only or (cluster and any(run.state != DONE for run in wanted))
+            note(wanted, runs, settled=SETTLED)
+    unfinished = list_only or (cluster and any(run.state not in SETTLED for run in wanted))
     gather.show([found.plan_table(name, wanted)] if unfinished else found.tables(name, wanted), json)
     if page:
         found.write(page, TITLE)

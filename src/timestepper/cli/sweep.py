@@ -201,14 +201,19 @@ def _without_record(runs: "list[Run]", results: Path | None) -> "list[Run]":
     from timestepper.cli import gather
     from timestepper.recipe.load import identity
 
-    known, problems = records.load_records(results)
-    gather.warn(problems)
+    (known, problems), (failed, damaged) = records.load_records(results), records.load_diverged(results)
+    gather.warn(problems + damaged)
     recorded = {(identity(record.recipe), record.data_sha256) for record in known}
+    diverged = {(identity(run.recipe), run.data_sha256) for run in failed} - recorded
     dataset = _opened_once() if any(run.recipe.data.name == "folder" for run in runs) else None
     left = [run for run in runs if not any(_is_of(run, *made, dataset) for made in recorded)]
     if len(left) < len(runs):
         tell(f"{len(runs) - len(left)} of {len(runs)} runs have a record in {results} and are skipped")
-    return left
+    again = [run for run in left if not any(_is_of(run, *made, dataset) for made in diverged)]
+    if len(again) < len(left):
+        advice = f"to train them again, remove their files in {results / 'diverged'}"
+        tell(f"{len(left) - len(again)} of {len(runs)} runs diverged and are skipped; {advice}")
+    return again
 
 
 def _opened_once() -> "Callable[[Recipe], Dataset]":

@@ -1,10 +1,11 @@
 """Runs that diverged, in a folder of their own beside the records.
 
-Without them a mean over the runs that ended looks better than it is. A run that diverged is tried again by the same
-command, and once it has a record its file here no longer counts.
+Without them a mean over the runs that ended looks better than it is. A sweep does not try such a run again, and one
+that ends when it is tried again has diverged all the same: whoever knows why removes the file.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,7 +54,14 @@ def publish_diverged(recipe: Mapping[str, Mapping[str, Any]], results: Path, **f
 def load_diverged(results: Path) -> tuple[list[Diverged], list[str]]:
     """All of a folder of results, and a message for each file that is none."""
     found, problems = [], []
-    for path in sorted((results / FOLDER).glob("*.json")):
+    folder = results / FOLDER
+    try:
+        paths = sorted(folder / name for name in os.listdir(folder) if name.endswith(".json"))
+    except FileNotFoundError:
+        return [], []
+    except OSError as error:
+        return [], [f"{folder}: cannot be read ({error.strerror}); runs that diverged may be missing, look at it"]
+    for path in paths:
         source = validate.Source(path, RecordError, "restore the file or remove it")
         try:
             run = validate.build(Diverged, {**sound(path, source), "path": str(path)}, source, extra=True)

@@ -19,10 +19,13 @@ _NEEDED: dict[tuple[str, str], tuple[Any, dict[str, float]]] = {  # of a recipe
     ("run", "seed"): (int, {}),
     ("model", "name"): (str, {}),
     ("model", "last_norm_init"): (float | None, _NUMBER),
+    ("model", "start"): (str | None, {}),
+    ("model", "options"): (str | None, {}),
     ("controller", "kind"): (str, {}),
     ("controller", "value"): (float | None, _NUMBER),
     ("data", "name"): (str, {}),
     ("data", "batch_size"): (int, {}),
+    ("optimiser", "lr"): (float | None, _NUMBER),
 }
 Setting = bool | int | float | str | None | list[bool | int | float | str]
 Rows = dict[str, Sequence[Sequence[float]]]

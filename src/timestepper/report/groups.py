@@ -50,7 +50,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Arm:
-    """The finished runs of one subject on one task, one per seed; ``diverged`` are the seeds of those that failed."""
+    """The finished runs of one subject on one task, one per seed; ``diverged`` are the seeds of which a run failed."""
 
     task: Task
     subject: Subject
@@ -60,11 +60,11 @@ class Arm:
     def mean(self, of: Measure) -> Estimate | None:
         """Of a figure, over the runs that have it."""
         found = [value for value in map(of, self.runs.values()) if value is not None]
-        return mean_of(found, len(self.diverged)) if found else None
+        return mean_of(found) if found else None
 
     @property
     def error(self) -> Estimate:
-        return mean_of(map(quantities.test_error, self.runs.values()), len(self.diverged))
+        return mean_of(map(quantities.test_error, self.runs.values()))
 
     def since(self, first: int) -> "Arm":
         """Without the seeds before the first."""
@@ -73,22 +73,25 @@ class Arm:
 
 
 def group(records: Iterable[Record], diverged: Iterable[Diverged] = ()) -> list[Arm]:
-    """Arms in a stable order: by data, model, longest training; plain first, then the paper's controller."""
+    """Arms in a stable order: by data, model, longest training; plain first, then the paper's controller.
+
+    An arm of which all runs diverged has none to show, and counts where verdicts are made.
+    """
     found: dict[tuple[Task, Subject], dict[int, Record]] = defaultdict(dict)
+    lost: dict[tuple[Task, Subject], set[int]] = defaultdict(set)
     for record in records:
         found[task_of(record), record.subject].setdefault(record.seed, record)
-    failed = {(task_of(run), run.subject, run.seed) for run in diverged}
+    for run in diverged:
+        lost[task_of(run), run.subject].add(run.seed)
 
     def order(arm: Arm) -> tuple:
         task = arm.task
         network = (task.data, task.model.rstrip("0123456789"), task.depth)
         return (*network, -task.epochs, task.batch_size, task.conditions, arm.subject.order)
 
-    def arm(key: tuple[Task, Subject], runs: dict[int, Record]) -> Arm:
-        lost = sorted(seed for *of, seed in failed if tuple(of) == key and seed not in runs)
-        return Arm(*key, dict(sorted(runs.items())), tuple(lost))
-
-    return sorted((arm(*each) for each in found.items()), key=order)
+    keys = dict.fromkeys([*found, *lost])
+    arms = (Arm(*key, dict(sorted(found[key].items())), tuple(sorted(lost[key]))) for key in keys)
+    return sorted(arms, key=order)
 
 
 def repeated(records: Iterable[Record]) -> list[str]:

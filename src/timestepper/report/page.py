@@ -61,13 +61,15 @@ def write_page(
 ) -> None:
     """Write the page. Without claims it is a plain comparison of the runs; ``problems`` are shown as they are."""
     computed = computed or Computed()
-    arms = group(records, diverged)
-    found = verdicts.judge(claims, arms, computed.solutions)
+    every = group(records, diverged)
+    arms = [arm for arm in every if arm.runs]
+    found = verdicts.judge(claims, every, computed.solutions)
     states = [verdict.state for verdict in verdicts.headline(found)]
+    failed = results.diverged_table(diverged, label_of(every, claims))
     values: dict[str, Any] = {
         "title": title,
         "summary": summarise(arms, claims, found, computed.counted, label_of(arms, claims)),
-        "sections": _sections(arms, claims, found, computed, pending, results.diverged_table(diverged)),
+        "sections": _sections(arms, claims, found, computed, pending, failed),
         "problems": [*problems, *repeated(records)],
     }
     html = render(**values, headline={state: states.count(state) for state in statistics.STATES if state in states})
@@ -140,9 +142,9 @@ def tables_of(
 ) -> list[Table]:
     """The tables of some claims for a terminal; ``shown`` are the records to list one by one."""
     chosen = {name: claims[name] for name in names if name in claims}
-    arms, some = group(records, diverged), group(shown, diverged)
-    label = label_of(arms, claims)
-    found = [v for v in verdicts.judge(claims, arms, computed.solutions) if v.claim.name in chosen]
+    every, some = group(records, diverged), group(shown)
+    arms, label = [arm for arm in every if arm.runs], label_of(every, claims)
+    found = [v for v in verdicts.judge(claims, every, computed.solutions) if v.claim.name in chosen]
     makers = (results.measured_table, results.noise_table, results.stability_table)
     tables = [*(make(some, label) for make in makers), *_paper_tables(chosen, arms, label)]
     tables += [*count_tables(claims, chosen, computed), results.verdict_table(found)]

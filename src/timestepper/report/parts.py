@@ -20,6 +20,7 @@ FEWEST_KINDS = 8  # that a rank correlation is judged by; with five, 8 % of verd
 class Demand(NamedTuple):
     """The parts of a statement; ``note`` says what they rest on, ``partial`` that not all depths are there.
 
+    ``lost`` counts the runs of its sides that diverged; where too few are left, there are no parts.
     ``where``, ``short`` (not the paper's schedule), ``unlike`` (how many conditions are not the paper's), ``rough``
     (in bf16, where that must not decide) and ``conditions`` tell the setting that they were looked at in.
     """
@@ -27,6 +28,7 @@ class Demand(NamedTuple):
     parts: list[Part]
     note: str = ""
     partial: bool = False
+    lost: int = 0
     where: str = ""
     short: bool = True
     unlike: int = 0
@@ -113,9 +115,9 @@ def _measures(statement: Statement) -> Iterator[tuple[str, Measure]]:
 def _trend(statement: Statement, arms: Sequence[Arm]) -> Demand:
     """The slope over the logarithm of the depth.
 
-    A gap that widens must be there at the deepest network; by more than what counts as equal it must not be larger
-    elsewhere, nor turn into its opposite. What *keeps* rising or falling must not turn back by so much between any two
-    depths.
+    A gap that widens must be there at the deepest network; and as far as can be seen it is nowhere larger by more than
+    what counts as equal, and nowhere so much the other way round. What *keeps* rising or falling must, for certain, not
+    turn back by so much between any two depths.
     """
     ((_, measure),) = _measures(statement)
     all_depths: dict[int, Estimate] = {}
@@ -139,9 +141,9 @@ def _trend(statement: Statement, arms: Sequence[Arm]) -> Demand:
         parts.append(Part(used[deepest], f"at depth {deepest}", above=rises))
         for depth, gap in used.items():
             if depth != deepest:
-                parts.append(Part(gap, "difference", bound, rises, f"depth {depth}"))
+                parts.append(Part(gap, "difference", bound, rises, f"depth {depth}", veto=True))
                 more, at = difference(used[deepest], gap), f"depth {deepest} minus {depth}"
-                parts.append(Part(more, "difference of the differences", bound, rises, at))
+                parts.append(Part(more, "difference of the differences", bound, rises, at, veto=True))
     note = f"depth {', '.join(map(str, used))}"
     if len(used) < len(statement.over):
         note += f" ({len(used)} of {len(statement.over)} depths)"

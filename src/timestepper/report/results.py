@@ -8,7 +8,7 @@ from timestepper.records.diverged import Diverged
 from timestepper.records.record import Record
 from timestepper.report import quantities
 from timestepper.report.claims import Claim, Line
-from timestepper.report.groups import Arm, Label, by_task, differences
+from timestepper.report.groups import Arm, Label, by_task, differences, task_of
 from timestepper.report.names import data_name
 from timestepper.report.statistics import EQUAL_MARGIN, FEWEST, NOT_RUN, STATES, mean_of, signed
 from timestepper.report.tables import Rows, Table, TableCell
@@ -19,8 +19,9 @@ _VERDICTS = (
     "Verdicts on the paper (its own words in quotation marks) and on our questions. Supported: the 95% interval (where "
     "a margin is allowed, the 90% one) lies where the statement puts it, for every part of it. Contradicted: some part "
     "certainly does not hold, corrected for the number of parts (Holm). Equal: the 90% interval lies within "
-    f"±{EQUAL_MARGIN:g} points. Open: the runs cannot say; fewer than {FEWEST} seeds never can, nor do seeds of which "
-    "some diverged, settings that disagree, or an interval that ends at 0.00"
+    f"±{EQUAL_MARGIN:g} points. Open: the runs cannot say; fewer than {FEWEST} seeds never can, nor can seeds of which "
+    "some diverged (unless the statement is about those that end) or settings that disagree. A difference of errors "
+    "whose interval ends at 0.00 is neither supported nor contradicted"
 )
 
 
@@ -47,10 +48,14 @@ def measured_table(arms: Sequence[Arm], label: Label) -> Table:
     return Table("measured", caption, columns, rows)
 
 
-def diverged_table(runs: Sequence[Diverged]) -> Table:
+def diverged_table(runs: Sequence[Diverged], label: Label) -> Table:
     """The runs that no mean has."""
-    rows = [(run.path.rpartition("/")[2].removesuffix(".json"), str(run.step), run.commit[:10]) for run in runs]
-    return Table("diverged", "Runs that diverged", ("Run", "At update", "Commit"), rows)
+    rows: Rows = []
+    for run in runs:
+        rate = f"{run.recipe.get('optimiser', {}).get('lr')}"
+        name = TableCell(f"{run.subject.label}, seed {run.seed}", under=label(task_of(run)))
+        rows.append((name, rate, str(run.step), run.commit[:10]))
+    return Table("diverged", "Runs that diverged", ("Run", "Learning rate", "At update", "Commit"), rows)
 
 
 def paper_table(claim: Claim, arms: Sequence[Arm], label: Label) -> Table:

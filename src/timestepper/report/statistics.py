@@ -28,8 +28,7 @@ STATES = {SUPPORTED: "good", CONTRADICTED: "bad", EQUAL: "", OPEN: "", NO_EFFECT
 class Estimate:
     """A mean over seeds, or a weighted sum of such means, with its standard error and degrees of freedom.
 
-    ``counts`` are the seeds of the samples behind it, ``lost`` the runs beside them that diverged; ``deviation`` is
-    that of a single sample. One seed has no error.
+    ``counts`` are the seeds of the samples behind it, ``deviation`` is that of a single sample. One seed has no error.
     """
 
     mean: float
@@ -37,7 +36,6 @@ class Estimate:
     error: float | None = None
     freedom: float = 0.0
     deviation: float | None = None
-    lost: int = 0
 
     @property
     def known(self) -> bool:
@@ -75,33 +73,31 @@ class Estimate:
         return f"[{signed(low, digits)}, {signed(high, digits)}]"
 
     def seeds(self) -> str:
-        """``3 seeds``, or ``3 to 7 seeds, 2 more diverged`` where samples differ."""
+        """``3 seeds``, or ``3 to 7 seeds`` where samples differ."""
         least, most = min(self.counts), max(self.counts)
-        text = f"{least} to {most} seeds" if least < most else f"{least} seed{'s' if least > 1 else ''}"
-        return f"{text}, {self.lost} more diverged" if self.lost else text
+        return f"{least} to {most} seeds" if least < most else f"{least} seed{'s' if least > 1 else ''}"
 
 
-def mean_of(values: Iterable[float], lost: int = 0) -> Estimate:
+def mean_of(values: Iterable[float]) -> Estimate:
     """Of one sample."""
     numbers = [float(value) for value in values]
     count = len(numbers)
     if count < 2:
-        return Estimate(numbers[0], (count,), lost=lost)
+        return Estimate(numbers[0], (count,))
     deviation = stdev(numbers)
-    return Estimate(fmean(numbers), (count,), deviation / math.sqrt(count), count - 1, deviation, lost)
+    return Estimate(fmean(numbers), (count,), deviation / math.sqrt(count), count - 1, deviation)
 
 
 def combine(weights: Sequence[float], estimates: Sequence[Estimate]) -> Estimate:
     """A weighted sum of independent estimates."""
     mean = math.fsum(weight * each.mean for weight, each in zip(weights, estimates, strict=True))
     counts = tuple(count for each in estimates for count in each.counts)
-    lost = sum(each.lost for each in estimates)
     if any(each.error is None for each in estimates):
-        return Estimate(mean, counts, lost=lost)
+        return Estimate(mean, counts)
     squares = [(weight * (each.error or 0.0)) ** 2 for weight, each in zip(weights, estimates, strict=True)]
     total = math.fsum(squares)
     shares = math.fsum(square**2 / each.freedom for square, each in zip(squares, estimates, strict=True))
-    return Estimate(mean, counts, math.sqrt(total), total**2 / shares if shares else 1.0, lost=lost)
+    return Estimate(mean, counts, math.sqrt(total), total**2 / shares if shares else 1.0)
 
 
 def difference(low: Estimate, high: Estimate) -> Estimate:
@@ -148,17 +144,23 @@ def holm(chances: Sequence[float]) -> list[float]:
 
 
 class Part(NamedTuple):
-    """One thing that a statement asks for: that an estimate lies below (or above) a bound; ``at`` says which one."""
+    """One thing that a statement asks for: that an estimate lies below (or above) a bound; ``at`` says which one.
+
+    A ``veto`` need not be certain: it keeps a statement from being supported where the estimate itself says no.
+    """
 
     estimate: Estimate
     what: str
     bound: float = 0.0
     above: bool = False
     at: str = ""
+    veto: bool = False
 
     @property
     def holds(self) -> bool:
         """For certain: against zero with the 95% interval, against a margin, as for "equal", with the 90% one."""
+        if self.veto:
+            return self.estimate.mean > self.bound if self.above else self.estimate.mean < self.bound
         confidence = EQUAL_CONFIDENCE if self.bound else CONFIDENCE
         return self.estimate.chance(self.bound, self.above) <= (1 - confidence) / 2
 
@@ -189,7 +191,7 @@ def decide(parts: Sequence[Part], points: bool = False) -> str:
 
     *Supported* needs every part for certain: no correction, since a false verdict needs them all. *Contradicted* needs
     one that certainly does not hold, and there the number of parts counts. Points are printed with two digits, and an
-    interval that ends at 0.00 decides nothing.
+    interval that ends at 0.00 neither supports nor contradicts.
     """
     if not all(part.enough for part in parts):
         return OPEN

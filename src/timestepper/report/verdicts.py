@@ -5,10 +5,10 @@ schedule) come together: each has its verdict, several that answer the same ques
 the statement's main one is fixed before the runs, so that none is picked for its outcome.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from types import MappingProxyType
 from typing import Any
 
@@ -96,7 +96,6 @@ def _settings(statement: Statement, places: Sequence[Place], arms: Sequence[Arm]
     across = statement.check in ACROSS_MODELS or bool(statement.low and statement.low.model)
     for place in places:
         here = [arm.since(place.first_seed) for arm in arms if _is_at(arm.task, place)]
-        here = [arm for arm in here if arm.runs]
         if statement.check == "ranks":
             if asked := ask(statement, here):
                 yield asked._replace(where=f"{model_name(place.model) or 'all networks'}, {data_name(place.data)}")
@@ -106,7 +105,9 @@ def _settings(statement: Statement, places: Sequence[Place], arms: Sequence[Arm]
         for arm in here:
             bundles.setdefault(replace(arm.task, model="") if across else arm.task, []).append(arm)
         for bundle in bundles.values():
-            if asked := ask(statement, bundle):
+            lost = _lost(statement, bundle)
+            if (asked := ask(statement, bundle)) or lost:
+                asked = (asked or Demand([]))._replace(lost=lost)
                 task = bundle[0].task
                 network = "" if across else f"{model_name(task.model)}, "
                 where = f"{network}{data_name(task.data)}, {how(task, claims, labels[task])}"
@@ -114,6 +115,17 @@ def _settings(statement: Statement, places: Sequence[Place], arms: Sequence[Arm]
                 rough = bool(statement.caution_in_bf16) and ("runtime.precision", '"bf16"') in task.conditions
                 unlike = len(unlike_the_paper(task, claims)) + rough
                 yield asked._replace(where=where, short=short, unlike=unlike, rough=rough, conditions=task.conditions)
+
+
+def _lost(statement: Statement, arms: Sequence[Arm]) -> int:
+    """How many runs diverged of those that a statement compares, where it was tried with both sides."""
+    sides = [side for side in (statement.low, statement.high, statement.group) if side]
+    about = [
+        [arm for arm in arms if arm.subject == side.subject and (side.model or arm.task.model) == arm.task.model]
+        for side in sides
+    ]
+    over = [arm for arm in itertools.chain(*about) if not statement.over or arm.task.model in statement.over]
+    return sum(len(arm.diverged) for arm in over) if all(about) else 0
 
 
 def _is_at(task: Task, place: Place) -> bool:
@@ -128,7 +140,7 @@ def _pool(blank: Verdict, settings: Sequence[Demand]) -> list[Verdict]:
     counts before what is not, and of other conditions (precision, data) those with the most settings and seeds.
     """
     found = [_verdict(blank, setting) for setting in settings]
-    whole = [setting for setting in settings if not setting.partial and all(part.enough for part in setting.parts)]
+    whole = [s for s in settings if s.parts and not s.partial and all(part.enough for part in s.parts)]
     if not whole:
         ranked = sorted(zip(found, settings, strict=True), key=lambda pair: _rank(*pair))
         return [verdict for verdict, _ in ranked]
@@ -139,9 +151,14 @@ def _pool(blank: Verdict, settings: Sequence[Demand]) -> list[Verdict]:
             same.setdefault(setting.conditions, []).append(setting)
     bundles = sorted(same.values(), key=lambda bundle: (len(bundle), sum(map(_seeds, bundle))))
     each = [_together(blank, bundle) for bundle in bundles]
-    if len({verdict.state for verdict in each} - {OPEN}) > 1:
-        each[-1] = replace(each[-1], state=OPEN, detail=f"{each[-1].detail}; {_DISAGREE}", where=_ALL)
-    return [*(verdict for verdict in found if verdict != each[-1]), each[-1]]
+    main = each[-1]
+    others = [setting for setting in settings if setting not in whole and setting.lost and setting.unlike <= nearest]
+    if {SUPPORTED, CONTRADICTED} <= {verdict.state for verdict in each}:
+        main = replace(main, state=OPEN, detail=f"{main.detail}; {_DISAGREE}")
+    if others and not blank.statement.of_those_that_end:  # without them the mean would be that of the settings it suits
+        told = "; ".join(f"{_diverged(setting.lost)} at {setting.where}" for setting in others)
+        main = replace(main, state=OPEN, detail=f"{main.detail}; {told}")
+    return [*(verdict for verdict in found if verdict != main), main]
 
 
 def _rank(verdict: Verdict, setting: Demand) -> tuple:
@@ -150,6 +167,10 @@ def _rank(verdict: Verdict, setting: Demand) -> tuple:
 
 def _seeds(setting: Demand) -> int:
     return min(min(part.estimate.counts) for part in setting.parts)
+
+
+def _diverged(number: int) -> str:
+    return f"{number} run{'s' * (number > 1)} diverged"
 
 
 def _together(blank: Verdict, settings: Sequence[Demand]) -> Verdict:
@@ -168,31 +189,40 @@ def _together(blank: Verdict, settings: Sequence[Demand]) -> Verdict:
     notes = {setting.note for setting in settings if setting.note}
     note = "; ".join([*(notes if len(notes) == 1 else ()), f"mean of {len(settings)} settings"])
     short, rough = (any(getattr(setting, key) for setting in settings) for key in ("short", "rough"))
-    together = _verdict(blank, Demand(parts, note, where=_ALL, short=short, rough=rough))
+    lost = sum(setting.lost for setting in settings)
+    together = _verdict(blank, Demand(parts, note, lost=lost, where=_ALL, short=short, rough=rough))
     states = {verdict.state for verdict in verdicts}
-    near = all(part.within(2 * EQUAL_MARGIN) for column in columns for part in column)
-    agree = len((states | {together.state}) - {OPEN}) < 2 and (near or together.state != EQUAL)
-    if together.state == OPEN or states == {together.state} or (agree and not _differ(columns)):
+    opposed = {SUPPORTED, CONTRADICTED} <= states | {together.state}
+    near = together.state != EQUAL or all(part.within(2 * EQUAL_MARGIN) for column in columns for part in column)
+    if together.state == OPEN or states == {together.state} or (near and not opposed and not _differ(columns)):
         return together
     return replace(together, state=OPEN, detail=f"{together.detail}; {_DISAGREE}")
 
 
 def _differ(columns: Sequence[Sequence[Part]]) -> bool:
     """Whether a part is certainly not the same in two settings, corrected for the number of pairs."""
-    pairs = (difference(one.estimate, other.estimate) for column in columns for one, other in combinations(column, 2))
+    pairs = (
+        difference(one.estimate, other.estimate)
+        for column in columns
+        for one, other in itertools.combinations(column, 2)
+    )
     chances = holm([2 * min(pair.chance(0), pair.chance(0, above=True)) for pair in pairs])
     return min(chances) <= 1 - CONFIDENCE
 
 
 def _verdict(blank: Verdict, asked: Demand) -> Verdict:
     statement = blank.statement
+    if not asked.parts:
+        state = NOT_RUN if statement.of_those_that_end else OPEN
+        detail = f"{_diverged(asked.lost)}, too few are left"
+        return replace(blank, state=state, detail=detail, where=asked.where, short=asked.short)
     detail = _detail(asked, statement)
     state = decide(asked.parts, points=statement.check == "lower" and "error" in statement.quantity)
     if asked.partial:
         state, detail = NOT_RUN, f"so far {detail}"
     elif asked.rough:
         state, detail = OPEN, f"{detail}; {statement.caution_in_bf16}"
-    elif not statement.of_those_that_end and any(part.estimate.lost for part in asked.parts):
+    elif asked.lost and not statement.of_those_that_end:
         state = OPEN  # a mean without the runs that failed is too kind
     return replace(blank, state=state, detail=detail, where=asked.where, short=asked.short)
 
@@ -200,19 +230,22 @@ def _verdict(blank: Verdict, asked: Demand) -> Verdict:
 def _detail(asked: Demand, statement: Statement) -> str:
     """The parts in words; of many, the one that speaks against the statement the most or says the least for it."""
     lead = [part for part in asked.parts if not part.at]
-    many = [part for part in asked.parts if part.at]
+    many = [part for part in asked.parts if part.at and not part.veto]
     if statement.check == "similar":
         lead = lead[:1]
     told = [_part(part, statement) for part in lead]
+    against = [part.at for part, no in zip(asked.parts, refuted(asked.parts), strict=True) if no and part.at]
     if many:
-        against = [part.at for part, no in zip(asked.parts, refuted(asked.parts), strict=True) if no and part.at]
-        weakest = max(many, key=lambda part: part.estimate.chance(part.bound, part.above))
         told.append(f"holds for certain at {sum(part.holds for part in many)} of {len(many)}")
-        told += [f"certainly not at {', '.join(against)}"] if against else []
+    told += [f"certainly not at {', '.join(against)}"] if against else []
+    if many:
+        weakest = max(many, key=lambda part: part.estimate.chance(part.bound, part.above))
         told.append(f"weakest at {weakest.at}: {_part(weakest, statement)}")
     text = f"{'; '.join(told)}, {asked.parts[0].estimate.seeds()}"
     if statement.check == "ranks":
         text = "; ".join(told)
+    if asked.lost:
+        text += f"; {_diverged(asked.lost)}"
     if asked.note:
         text += f"; {asked.note}"
     return text + (f"; the paper has {signed(-statement.gain)}" if statement.gain is not None else "")

@@ -284,8 +284,10 @@ class Process:
         run = self.run
         if self.folder is not None and (results := run.results or run.measured_to):
             facts = {"name": run.name, "data_sha256": self.data.sha256, "device": device_name(self.device)}
-            with contextlib.suppress(Exception):  # what went wrong first is what the user must see
+            try:
                 records.publish_diverged(as_dict(run.recipe), results, **facts, step=error.step, error=str(error))
+            except (OSError, TimestepperError) as other:  # what went wrong first is what the run ends with
+                self.display.tell(f"could not write down in {results} that this run diverged: {in_words(other)}")
 
     def _status(self, state: str, **fields: Any) -> None:
         if self._journal is not None:

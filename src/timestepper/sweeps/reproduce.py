@@ -10,6 +10,7 @@ from timestepper.engine.rundir import is_here, read_status
 from timestepper.engine.signals import Signals
 from timestepper.errors import DataError, RecordError, TimestepperError
 from timestepper.recipe.load import identity, import_controller
+from timestepper.records.diverged import Diverged
 from timestepper.records.record import Record
 from timestepper.runs.run import FAILED, INTERRUPTED, RUNNING, WAITING, Run
 from timestepper.runs.start import widen_device_queue
@@ -19,20 +20,22 @@ from timestepper.terminal import complain, tell
 if TYPE_CHECKING:
     from timestepper.sweeps.one_gpu import Shared
 
-DONE, UNRECORDED, MISSING = "done", "finished, to be recorded", "missing"
+DONE, UNRECORDED, MISSING, DIVERGED = "done", "finished, to be recorded", "missing", "diverged"
+SETTLED = (DONE, DIVERGED)  # nothing is to be trained
 OCCUPIED = "missing, its folder holds another run"
 UNMEASURED = "recorded without"  # what follows is in the message; the weights to measure it on are gone
 _TO_TRAIN = (MISSING, INTERRUPTED, WAITING, RUNNING)  # of one that is running, the lock of its folder is the judge
 TO_RECORD = (UNRECORDED, *_TO_TRAIN)  # the end of these will be a record
 
 
-def plan(runs: Sequence[Run], known: Sequence[Record]) -> None:
+def plan(runs: Sequence[Run], known: Sequence[Record], diverged: Sequence[Diverged] = ()) -> None:
     """Note in each run where it stands, where some have records already, and how many hours are still expected.
 
     Done; finished but not recorded or measured; recorded without a measurement that can no longer be made;
-    running in another process; interrupted; or missing, maybe with another run in its place.
+    running in another process; diverged; interrupted; or missing, maybe with another run in its place.
     """
     by_identity = {identity(record.recipe): record for record in known}
+    failed = {identity(run.recipe): run for run in diverged}
     for run in runs:
         record = by_identity.get(run.identity)
         lacking = [name for name in run.measures if record and getattr(record, name) is None]
@@ -47,6 +50,8 @@ def plan(runs: Sequence[Run], known: Sequence[Record]) -> None:
             run.state, run.message = UNMEASURED, ", ".join(lacking)
         elif finished:
             run.state, run.hours = OCCUPIED, hours
+        elif (lost := failed.get(run.identity)) is not None:
+            run.state, run.message = DIVERGED, f"at update {lost.step}; to train it again, remove {lost.path}"
         elif (status := read_status(run.path)) is not None:
             share = _share(status)
             # Of a run elsewhere nobody knows whether it still goes on.
@@ -108,7 +113,7 @@ def bring_to_end(
     if jobs > 1 and to_train and (stop := _train_together(to_train, jobs, checkpoint_seconds, debug, lost)):
         return 128 + stop
     for number, run in enumerate(runs, 1):
-        if run.state in (DONE, FAILED) or run.recipe.data.name in lost:
+        if run.state in (*SETTLED, FAILED) or run.recipe.data.name in lost:
             continue
         if run.state not in (OCCUPIED, UNMEASURED) and (run.path / records.RECORD).exists():  # maybe since just now
             run.state, run.message = UNRECORDED, ""

@@ -63,7 +63,7 @@ def test_every_statement_can_be_decided_by_its_set():
                 continue
             asked = {
                 (w.recipe.data.name, w.recipe.model.name, subject_of(as_dict(w.recipe)), w.recipe.run.seed)
-                for w in open_sets(claim.name)
+                for w in open_sets({"theory": "starts"}.get(claim.name, claim.name))
             }
             sides = [part for part in (statement.low, statement.high, statement.group) if part]
             for place, side, seed in itertools.product(statement.on, sides, (0, 1, 2)):

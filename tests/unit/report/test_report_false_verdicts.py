@@ -102,6 +102,22 @@ def over_depth(check, errors=(7, 7, 7, 7), gap=False, seeds=3, scatter=0.3, **ke
     return make
 
 
+def widening(seeds):
+    """At the depths of Figure 5 the gap grows from 0 to 2 points."""
+    depths = (32, 56, 110, 146, 290, 362, 506)
+    gaps = 2 * np.log(np.divide(depths, 32)) / np.log(506 / 32)
+    models = [f"cifar/resnet{depth}" for depth in depths]
+    asked = statement("trend", over=tuple(models), on=(DIGITS,), direction="falling")
+
+    def make(rng):
+        arms = [ended("plain", rng.normal(7, 0.3, seeds), task(model)) for model in models]
+        for gap, model in zip(gaps, models, strict=True):
+            arms.append(ended("lstm", rng.normal(7 - gap, 0.3, seeds), task(model)))
+        return asked, *arms
+
+    return make
+
+
 def steps_from(distance):
     near = statement("near", "first_steps", group=LSTM, value=0.5, margin=0.05)
     return lambda rng: (near, stepped(*([[0.5 + d], [0.8]] for d in rng.normal(distance, 0.005, 3))))
@@ -218,6 +234,7 @@ def test_on_the_edge_of_a_margin_too(name, make, state):
         (over_depth("keeps", (8, 7.7, 7.4, 7.1)), SUPPORTED, 0.13),
         (over_depth("keeps", (8, 7.7, 7.4, 7.1), seeds=9), SUPPORTED, 0.97),
         (over_depth("keeps", (8, 7.5, 7.5, 8.5), seeds=9), CONTRADICTED, 0.98),
+        (widening(3), SUPPORTED, 0.85),
         (steps_from(0.03), SUPPORTED, 0.98),
     ],
 )

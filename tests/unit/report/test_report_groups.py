@@ -102,14 +102,15 @@ def test_the_first_record_of_a_run_counts_and_seeds_come_in_order(records):
     assert groups.repeated(runs) == ["c: the same run as a; left out, remove one of them"]
 
 
-def test_a_run_that_diverged_counts_until_it_has_a_record(records):
+def test_a_run_that_diverged_counts_whether_or_not_it_has_ended_since(records):
     record = records[0]
     facts = (record.name, 7, record.recipe, record.data_sha256, 9, "nan", record.device, record.commit, {})
     failed = Diverged("diverged", *facts)
     (found,) = group([record], [failed, replace(failed, seed=3), replace(failed, seed=record.seed)])
-    assert (list(found.runs), found.diverged) == ([record.seed], (3, 7))
-    assert (found.error.lost, found.since(4).diverged) == (2, (7,))
-    assert group([], [failed]) == []
+    assert (list(found.runs), found.diverged) == ([record.seed], (record.seed, 3, 7))
+    assert found.since(4).diverged == (7,)
+    (none,) = group([], [failed])
+    assert (none.runs, none.diverged) == ({}, (7,))
 
 
 def test_networks_come_in_the_order_of_their_depth_and_the_longest_training_first(records):

@@ -103,11 +103,30 @@ def test_runs_that_diverged_keep_a_statement_open_unless_it_is_about_those_that_
     some = replace(lstm, diverged=(3, 4, 5, 6, 7, 8))
     assert verdict(LOWER, plain, lstm).state == SUPPORTED
     found = verdict(LOWER, plain, some)
-    assert (found.state, "3 seeds, 6 more diverged" in found.detail) == (OPEN, True)
-    assert verdict(replace(LOWER, of_those_that_end=True), plain, some).state == SUPPORTED
+    assert (found.state, "3 seeds; 6 runs diverged" in found.detail) == (OPEN, True)
+    ending = replace(LOWER, of_those_that_end=True)
+    assert verdict(ending, plain, some).state == SUPPORTED
+    none = replace(lstm, runs={}, diverged=(0, 1, 2))
+    found = verdict(LOWER, plain, none)
+    assert (found.state, found.detail) == (OPEN, "3 runs diverged, too few are left")
+    assert verdict(ending, plain, none).state == NOT_RUN
+    assert verdict(LOWER, none).state == NOT_RUN  # nothing to compare it with
     fresh = replace(LOWER, on=(replace(PLACE, first_seed=1),))
     early = [replace(ended("plain", [1, 8.6, 8.8, 8.7]), diverged=(0,)), ended("lstm", [9, 6.9, 7.0, 6.8])]
     assert verdict(fresh, *early).state == SUPPORTED
+
+
+@pytest.mark.parametrize("left", [0, 2])
+def test_a_setting_that_few_or_no_runs_survive_is_not_left_out_of_the_mean(left):
+    """The other one would say supported without it."""
+    plain, lstm = moved(BETTER, epochs=9)
+    some = replace(lstm, runs=dict(list(lstm.runs.items())[:left]), diverged=tuple(range(left, 3)))
+    assert verdict(LOWER, *BETTER, plain, lstm).state == SUPPORTED
+    found = verdict(LOWER, *BETTER, plain, some)
+    told = f"; {3 - left} run{'s' * (left == 0)} diverged at ResNet-8, digits, 9 epochs, batch 64"
+    assert (found.state, found.detail.endswith(told)) == (OPEN, True)
+    assert verdict(replace(LOWER, of_those_that_end=True), *BETTER, plain, some).state == SUPPORTED
+    assert verdict(LOWER, *BETTER, some).state == SUPPORTED  # there was nothing to compare it with
 
 
 # -- many comparisons at once ----------------------------------------------------------------------------------------
@@ -445,6 +464,7 @@ def test_settings_that_differ_are_not_averaged_into_a_verdict_that_none_of_them_
     assert (found.state, found.detail.endswith("; the settings disagree")) == (OPEN, True)
     assert verdict(LOWER, *gap(0.02, 2), *gap(-3, 3)).state == OPEN  # the mean is -1.5
     assert verdict(LOWER, *gap(-1, 2), *gap(-3, 3)).state == SUPPORTED
+    assert verdict(LOWER, *gap(-0.35, 2), *gap(-0.05, 3)).state == SUPPORTED  # supported and equal are no opposites
 
 
 def test_a_schedule_with_all_depths_counts_before_the_paper_s_with_some():
