@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -92,3 +93,17 @@ class Signals:
 
     def _on_save(self, number: int, frame: FrameType | None) -> None:
         self.save = 1
+
+
+@contextlib.contextmanager
+def leaving() -> Iterator[None]:
+    """SIGTERM raises, as Ctrl-C does: around work that has nothing to save, so that somebody can say how to go on."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise Leave(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

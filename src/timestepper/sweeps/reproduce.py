@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from timestepper import records
 from timestepper.engine.rundir import is_here, read_status
-from timestepper.engine.signals import Signals
-from timestepper.errors import DataError, RecordError, TimestepperError
+from timestepper.engine.signals import Signals, leaving
+from timestepper.errors import DataError, Leave, RecordError, TimestepperError
 from timestepper.recipe.load import identity, import_controller
 from timestepper.records.diverged import Diverged
 from timestepper.records.record import Record
@@ -200,11 +200,12 @@ def _finish(run: Run, results: Path) -> int:
         from timestepper.runs.measure import complete  # some seconds too, in which one may be stopped
 
         import_controller(run.recipe, run.path)
-        complete(run.path, results, run.measures)
-    except KeyboardInterrupt:
+        with leaving():
+            complete(run.path, results, run.measures)
+    except (KeyboardInterrupt, Leave) as stop:
         tell(
             f"stopped while measuring; {run.path} is finished and saved, and the same command goes on with measuring",
             error=True,
         )
-        return 128 + signal.SIGINT
+        return int(stop.code or 0) if isinstance(stop, Leave) else 128 + signal.SIGINT
     return 0
