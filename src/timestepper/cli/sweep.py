@@ -200,6 +200,7 @@ def _without_record(runs: "list[Run]", results: Path | None) -> "list[Run]":
     from timestepper import records
     from timestepper.cli import gather
     from timestepper.recipe.load import identity
+    from timestepper.records.diverged import skipped
 
     (known, problems), (failed, damaged) = records.load_records(results), records.load_diverged(results)
     gather.warn(problems + damaged)
@@ -211,8 +212,7 @@ def _without_record(runs: "list[Run]", results: Path | None) -> "list[Run]":
         tell(f"{len(runs) - len(left)} of {len(runs)} runs have a record in {results} and are skipped")
     again = [run for run in left if not any(_is_of(run, *made, dataset) for made in diverged)]
     if len(again) < len(left):
-        advice = f"to train them again, remove their files in {results / 'diverged'}"
-        tell(f"{len(left) - len(again)} of {len(runs)} runs diverged and are skipped; {advice}")
+        tell(skipped(len(left) - len(again), len(runs), results))
     return again
 
 

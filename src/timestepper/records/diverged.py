@@ -70,3 +70,9 @@ def load_diverged(results: Path) -> tuple[list[Diverged], list[str]]:
         except RecordError as error:
             problems.append(str(error))
     return found, problems
+
+
+def skipped(number: int, runs: int, results: Path) -> str:
+    """What a command says that does not train them again."""
+    advice = f"to train them again, remove their files in {results / FOLDER}"
+    return f"{number} of {runs} runs diverged and are skipped; {advice}"

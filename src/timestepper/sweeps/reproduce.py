@@ -10,7 +10,7 @@ from timestepper.engine.rundir import is_here, read_status
 from timestepper.engine.signals import Signals, leaving
 from timestepper.errors import DataError, Leave, RecordError, TimestepperError
 from timestepper.recipe.load import identity, import_controller
-from timestepper.records.diverged import Diverged
+from timestepper.records.diverged import Diverged, skipped
 from timestepper.records.record import Record
 from timestepper.runs.run import FAILED, INTERRUPTED, RUNNING, WAITING, Run
 from timestepper.runs.start import widen_device_queue
@@ -51,7 +51,7 @@ def plan(runs: Sequence[Run], known: Sequence[Record], diverged: Sequence[Diverg
         elif finished:
             run.state, run.hours = OCCUPIED, hours
         elif (lost := failed.get(run.identity)) is not None:
-            run.state, run.message = DIVERGED, f"at update {lost.step}; to train it again, remove {lost.path}"
+            run.state, run.message = DIVERGED, f"at update {lost.step}"
         elif (status := read_status(run.path)) is not None:
             share = _share(status)
             # Of a run elsewhere nobody knows whether it still goes on.
@@ -106,6 +106,8 @@ def bring_to_end(
     ``checkpoint_seconds`` and ``debug`` are for these; None keeps the recipes' own rhythm of checkpoints.
     """
     lost: set[str] = set()  # data sets, each told once
+    if failed := sum(run.state == DIVERGED for run in runs):
+        tell(skipped(failed, len(runs), results))
     to_train = [run for run in runs if run.state in _TO_TRAIN]
     for run in to_train:
         run.measured_to = results

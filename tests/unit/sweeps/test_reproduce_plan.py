@@ -8,9 +8,11 @@ import pytest
 
 from timestepper.files import with_checksum
 from timestepper.recipe.load import as_dict, load
+from timestepper.records.diverged import Diverged
 from timestepper.records.record import Final, Noise, Outcome, Record, Stability
 from timestepper.runs.run import Run
 from timestepper.sweeps.reproduce import (
+    DIVERGED,
     DONE,
     INTERRUPTED,
     MISSING,
@@ -18,6 +20,7 @@ from timestepper.sweeps.reproduce import (
     RUNNING,
     UNMEASURED,
     UNRECORDED,
+    bring_to_end,
     plan,
 )
 
@@ -129,3 +132,17 @@ def test_the_expected_time_is_what_such_runs_took_per_epoch_on_a_gpu(tmp_path):
 )
 def test_runs_of_another_kind_say_nothing_about_the_time(tmp_path, other):
     assert only([other], tmp_path)[1] == 5.0
+
+
+def test_a_run_that_diverged_is_not_trained_again(tmp_path, capsys):
+    recipe = load("smoke/digits", ["run.epochs=10"])
+    run = Run(recipe, "smoke/digits", tmp_path / FOLDER, hours=5.0)
+    failed = Diverged("diverged", "", recipe.run.seed, as_dict(recipe), "", 7, "nan", "", "", {})
+    plan([run], [], [failed])
+    assert (run.state, run.hours, run.message) == (DIVERGED, 0.0, "at update 7")
+    assert bring_to_end([run], tmp_path / "results") == 0
+    told = f"1 of 1 runs diverged and are skipped; to train them again, remove their files in {tmp_path}"
+    assert told in capsys.readouterr().out
+    assert not run.path.exists()
+    plan([run], [recorded()], [failed])
+    assert run.state == DONE
