@@ -128,6 +128,10 @@ def test_t14_a_diverging_run_says_where_and_saves_no_nan(tmp_path, cli):
 def test_a_run_that_diverges_is_told_among_the_results(cli, tmp_path):
     results, page = tmp_path / "results", tmp_path / "page.html"
     message = cli(*runs.train(tmp_path / "run", "--results", str(results), recipe=DIVERGING)).refused(1)
+    again = runs.train(tmp_path / "other", "run.log_steps=3", "--results", str(results), recipe=DIVERGING)
+    cli(*again).refused(1)
+    assert len(load_diverged(results)[0]) == 2  # whose names are the same but for that
+    max((results / "diverged").iterdir(), key=lambda path: len(path.name)).unlink()
     (found,), problems = load_diverged(results)
     assert (found.error, found.seed, found.subject.label, problems) == (message, 0, "plain", [])
     assert message.startswith(f"step {found.step}: ")

@@ -14,8 +14,8 @@ from typing import Any
 from timestepper import validate
 from timestepper.errors import RecordError
 from timestepper.files import make_folder, with_checksum, write_atomic
-from timestepper.records.files import sound
-from timestepper.records.making import WHOLE, commit, file_name, versions
+from timestepper.records.files import own_place, sound
+from timestepper.records.making import WHOLE, commit, versions
 from timestepper.records.record import Setting, check_recipe
 from timestepper.records.subject import Subject, subject_of
 
@@ -48,7 +48,7 @@ def publish_diverged(recipe: Mapping[str, Mapping[str, Any]], results: Path, **f
     content = {"schema": WHOLE, "kind": "diverged", "seed": recipe["run"]["seed"], "recipe": recipe, **facts}
     content = with_checksum(content | {"commit": commit(), "versions": versions()})
     make_folder(results / FOLDER)
-    write_atomic(results / FOLDER / file_name(content), (json.dumps(content, indent=1) + "\n").encode())
+    write_atomic(own_place(results / FOLDER, content), (json.dumps(content, indent=1) + "\n").encode())
 
 
 def load_diverged(results: Path) -> tuple[list[Diverged], list[str]]:

@@ -53,7 +53,7 @@ def publish(run: Path, results: Path) -> None:
     """Put the record of a finished run into the results."""
     content = read(run)
     make_folder(results)
-    path = _own_place(results / file_name(content), _key(content))
+    path = own_place(results, content)
     long = {key: content[key] for key in ("epochs", "step_sizes")}
     arrays = curves.split(content)
     if digest(curves.join(arrays)) != digest(long):
@@ -69,8 +69,9 @@ def _key(content: dict[str, Any]) -> str:
     return f"{identity(content['recipe'])} {content['data_sha256']}"
 
 
-def _own_place(path: Path, own: str) -> Path:
-    """The path, or one with a longer name where another recipe or other data have it: names do not tell all."""
+def own_place(folder: Path, content: dict[str, Any]) -> Path:
+    """Where a record goes; to a longer name where another recipe or other data have its own: names do not tell all."""
+    path, own = folder / file_name(content), _key(content)
     try:
         other = _key(sound(path, validate.Source(path, RecordError)))
     except (RecordError, KeyError, AttributeError, TypeError):  # none, or one that is worth nothing

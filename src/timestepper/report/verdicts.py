@@ -180,8 +180,6 @@ def _together(blank: Verdict, settings: Sequence[Demand]) -> Verdict:
     counts as equal: one that is better and one that is worse are not equal.
     """
     verdicts = [_verdict(blank, setting) for setting in settings]
-    if len({tuple((part.what, part.at) for part in setting.parts) for setting in settings}) > 1:
-        return max(zip(verdicts, settings, strict=True), key=lambda pair: (not pair[0].short, _seeds(pair[1])))[0]
     if len(settings) == 1:
         return verdicts[0]
     columns = list(zip(*(setting.parts for setting in settings), strict=True))
