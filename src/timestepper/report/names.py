@@ -13,6 +13,7 @@ _FAMILIES = {
     "resnext": "ResNeXt",
     "seresnet": "SENet",
 }
+_OTHERS = {"timm/vit_tiny_patch16_224": "ViT-Ti"}  # their numbers are no depth
 
 
 def data_name(data: str) -> str:
@@ -23,7 +24,7 @@ def model_name(model: str) -> str:
     """``timm/resnext50_32x4d`` as ResNeXt-50."""
     found = re.fullmatch(r"([a-z_]+?)(\d*)(?:_32x4d)?", model.rpartition("/")[2])
     if found is None or found[1] not in _FAMILIES:
-        return model
+        return _OTHERS.get(model, model)
     return _FAMILIES[found[1]] + (f"-{found[2]}" if found[2] else "")
 
 
@@ -38,6 +39,6 @@ def unknown_model(model: str) -> str:
     library, _, rest = model.partition("/")
     if library not in LIBRARIES or model_name(model) == model:
         return "write for example timm/resnet50 or cifar/resnet56"
-    depth = re.fullmatch(r"resnet([0-9]{1,5})", rest)
+    depth = re.fullmatch(r"(?:nf_)?resnet([0-9]{1,5})", rest)
     odd = depth is None or int(depth[1]) < 8 or int(depth[1]) % 6 != 2
     return "CIFAR ResNets have 6n+2 layers, such as 56" if library == "cifar" and "resnet" in rest and odd else ""

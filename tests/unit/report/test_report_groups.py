@@ -8,7 +8,7 @@ from timestepper.records.subject import subject_of
 from timestepper.report import groups
 from timestepper.report.claims import load_claims
 from timestepper.report.groups import condition_labels, group, how, schedule_label, task_of
-from timestepper.report.names import model_name
+from timestepper.report.names import model_name, unknown_model
 
 
 @pytest.mark.parametrize(
@@ -129,5 +129,8 @@ def test_real_runs_group_by_controller_with_plain_first(records):
 
 def test_names_for_people():
     named = {"timm/resnext50_32x4d": "ResNeXt-50", "timm/seresnet101": "SENet-101", "cifar/cliquenet": "CliqueNet"}
+    named |= {"cifar/nf_resnet56": "norm-free ResNet-56", "timm/vit_tiny_patch16_224": "ViT-Ti"}
     assert {model: model_name(model) for model in named} == named
     assert model_name("mine/odd_net") == "mine/odd_net"
+    assert not any(map(unknown_model, named))
+    assert unknown_model("cifar/nf_resnet57") == "CIFAR ResNets have 6n+2 layers, such as 56"
