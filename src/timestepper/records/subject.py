@@ -68,6 +68,8 @@ def subject(
     ways = (("network_start", network_start),) if network_start else ()
     if kind in ("none", "plain"):
         return Subject("plain", start=start, options=ways)
+    if module and kind not in names.CONTROLLERS:  # two users may have called theirs the same
+        ways += (("module", module),)
     plain = ((key, str(what) if isinstance(what, list) else what) for key, what in more.items())
     options = tuple((key, what) for key, what in plain if what != getattr(_USUAL, key, None))
     return Subject(kind, numbers if value is None else (value,), start, ways + options)
