@@ -139,6 +139,7 @@ def test_a_run_that_diverges_is_told_among_the_results(cli, tmp_path):
     name = Path(found.path).stem
     assert f" | 1e+30 | {found.step} | {found.commit[:10]} |" in page.with_suffix(".md").read_text(encoding="utf-8")
     text = Path(found.path).read_text(encoding="utf-8")
+    assert '"world": 1' in text  # norms see as many images as there are for each process
     for damaged in (text.replace(f'"step": {found.step}', '"step": 99'), "[]", "{", ""):
         Path(found.path).write_text(damaged, encoding="utf-8")
         none, (problem,) = load_diverged(results)

@@ -36,6 +36,7 @@ class Diverged:
     device: str
     commit: str
     versions: dict[str, str]
+    world: int = field(default=1, metadata={"least": 1})
     path: str = ""
 
     @property
@@ -44,7 +45,7 @@ class Diverged:
 
 
 def publish_diverged(recipe: Mapping[str, Mapping[str, Any]], results: Path, **facts: Any) -> None:
-    """Write down that a run diverged; ``facts`` are its name, data, device, step and error."""
+    """Write down that a run diverged; ``facts`` are its name, data, device, processes, step and error."""
     content = {"schema": WHOLE, "kind": "diverged", "seed": recipe["run"]["seed"], "recipe": recipe, **facts}
     content = with_checksum(content | {"commit": commit(), "versions": versions()})
     make_folder(results / FOLDER)

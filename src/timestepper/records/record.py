@@ -88,6 +88,7 @@ class Record:
     versions: dict[str, str]
     wall_seconds: float = field(metadata=_AMOUNT)
     gpu_seconds: float | None = field(default=None, metadata=_AMOUNT)  # its share of the card's time
+    world: int = field(default=1, metadata={"least": 1})  # processes that share each batch; norms see a part of it
     noise: Noise | None = None
     stability: Stability | None = None
     path: str = ""

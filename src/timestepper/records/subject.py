@@ -65,9 +65,11 @@ def subject(
     """The same by a recipe's own names; ``kind`` may have its numbers in it, as ``fixed(0.01)`` has."""
     kind, numbers = _parts(kind)
     start = 1.0 if last_norm_init is None else last_norm_init
-    ways = (("network_start", network_start),) if network_start else ()
+    ways: tuple[tuple[str, str], ...] = (("network_start", network_start),) if network_start else ()
     if kind in ("none", "plain"):
         return Subject("plain", start=start, options=ways)
+    if module and kind not in names.CONTROLLERS:  # two users may have called theirs the same
+        ways += (("module", module),)
     plain = ((key, str(what) if isinstance(what, list) else what) for key, what in more.items())
     options = tuple((key, what) for key, what in plain if what != getattr(_USUAL, key, None))
     return Subject(kind, numbers if value is None else (value,), start, ways + options)

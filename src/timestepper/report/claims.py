@@ -137,15 +137,16 @@ class Side(ControllerSettings):
 
 @dataclass(frozen=True)
 class Place:
-    """A data set, and a network on it, its options and a learning rate where they are named.
+    """A data set, a network on it with its options, and a learning rate where one is named.
 
-    Runs with seeds before ``first_seed`` do not count: by them it was chosen what to compare.
+    Without a ``model`` it is the networks that the statement itself names, or else every ResNet with batch norm. Runs
+    with seeds before ``first_seed`` do not count: by them it was chosen what to compare.
     """
 
     data: str = limited(choices=tuple(DATA))
     model: str = limited("", wrong=unknown_model)
     lr: float | None = limited(None, least=0)
-    options: str | None = None  # the recipe's ``model.options``
+    options: str = ""  # the recipe's ``model.options``; a network with others is another network
     first_seed: int = limited(0, least=0)
 
 
@@ -156,8 +157,8 @@ class Statement:
     ``text`` is ours, ``words`` are the paper's own. ``low`` and ``high`` (or ``group``) say which runs are compared,
     ``on`` where the paper does it, ``stand_in`` on what smaller task the same thing can be looked at, ``gain`` the size
     that the paper gives. ``margin`` is ours: the paper says "about" without a number. ``caution_in_bf16`` says why runs
-    in that precision must not decide. Where runs diverge, nothing is decided unless the statement is
-    ``of_those_that_end``. What no run decides is ``settled``: ``state`` and ``why``, ``by`` the test that shows it.
+    in that precision must not decide. What no run decides is ``settled``: ``state`` and ``why``, ``by`` the test that
+    shows it.
     """
 
     id: str
@@ -180,10 +181,14 @@ class Statement:
     margin: float | None = limited(None, least=0, most=100)
     gain: float | None = limited(None, least=0, most=100)
     caution_in_bf16: str = ""
-    of_those_that_end: bool = False
     state: str = limited("", choices=("no effect possible", "supported", "contradicted", "not run"))
     why: str = ""
     by: str = ""
+
+    @property
+    def sides(self) -> list[Side]:
+        """The groups of runs that it is about."""
+        return [side for side in (self.low, self.high, self.group) if side]
 
 
 @dataclass(frozen=True)

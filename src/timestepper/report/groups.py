@@ -79,8 +79,8 @@ def group(records: Iterable[Record], diverged: Iterable[Diverged] = ()) -> list[
     """
     found: dict[tuple[Task, Subject], dict[int, Record]] = defaultdict(dict)
     lost: dict[tuple[Task, Subject], set[int]] = defaultdict(set)
-    for record in records:
-        found[task_of(record), record.subject].setdefault(record.seed, record)
+    for record in _distinct(records)[0]:
+        found[task_of(record), record.subject][record.seed] = record
     for run in diverged:
         lost[task_of(run), run.subject].add(run.seed)
 
@@ -95,32 +95,47 @@ def group(records: Iterable[Record], diverged: Iterable[Diverged] = ()) -> list[
 
 
 def repeated(records: Iterable[Record]) -> list[str]:
-    """A message for each record of a run that another record is of too; only the first of them counts.
+    """A message for each record that does not count because another one is of the same run."""
+    return _distinct(records)[1]
 
-    Two seeds that go the same way are a file that was copied and renamed, or seeds that nothing depends on.
+
+def _distinct(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
+    """The records that count, and a message for each of the others.
+
+    Records of an arm with one seed, or with one training curve under several seeds, are one run: a file was copied, or
+    trained twice. Where all of them say the same, the lowest seed counts. Where they do not, none does: a choice by
+    the name of a file could be anybody's, and no record has a date.
     """
-    first: dict[tuple[Task, Subject, int], Record] = {}
-    alike: dict[tuple, Record] = {}
-    told = []
+    arms: dict[tuple[Task, Subject], list[Record]] = defaultdict(list)
     for record in records:
-        task, subject = task_of(record), record.subject
-        other = first.setdefault((task, subject, record.seed), record)
-        twin = alike.setdefault((task, subject, *record.loss), record)
-        if record is not other:
-            told.append(f"{record.path}: the same run as {other.path}; left out, remove one of them")
-        elif record is not twin:
-            told.append(f"{record.path}: the same losses as {twin.path} with another seed; both count, look at them")
-    return told
+        arms[task_of(record), record.subject].append(record)
+    counting, told = [], []
+    for record in (record for arm in arms.values() for record in arm):
+        arm = arms[task_of(record), record.subject]
+        same = [other for other in arm if other.seed == record.seed or other.loss == record.loss]
+        first = min(same, key=lambda other: (other.seed, other.path))
+        if any(_outcome(other) != _outcome(record) for other in same):
+            others = ", ".join(other.path for other in same if other is not record)
+            told.append(f"{record.path}: the same run as {others} with another result; none counts, keep one of them")
+        elif record is first:
+            counting.append(record)
+        else:
+            told.append(f"{record.path}: the same run as {first.path}; left out, remove one of them")
+    return counting, told
+
+
+def _outcome(record: Record) -> tuple:
+    return record.loss, record.final, record.noise, record.stability
 
 
 def task_of(record: Record | Diverged) -> Task:
     """The conditions of a run."""
-    return task_from(record.recipe, record.data_sha256)
+    return task_from(record.recipe, record.data_sha256, record.world)
 
 
-def task_from(recipe: Mapping[str, Mapping[str, Any]], data_sha256: str = "") -> Task:
+def task_from(recipe: Mapping[str, Mapping[str, Any]], data_sha256: str = "", world: int = 1) -> Task:
     """The conditions that a recipe asks for; a setting that it does not have, being older, is at its default."""
-    conditions = {"data_sha256": data_sha256}
+    conditions = {"data_sha256": data_sha256, "processes": str(world)}
     for section, settings in sections(Recipe()):
         for field, default in settings:
             key = f"{section}.{field.name}"

@@ -34,6 +34,11 @@ def depth_of(model: str) -> int:
     return int(found[0]) if found else 0
 
 
+def is_resnet(model: str) -> bool:
+    """Whether it is a ResNet as the paper has them, with batch norm: no ResNeXt, SENet or network without norms."""
+    return bool(re.fullmatch(r"[a-z]+/resnet\d+", model))
+
+
 def unknown_model(model: str) -> str:
     """What is wrong with the name of a network."""
     library, _, rest = model.partition("/")

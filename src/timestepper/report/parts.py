@@ -106,7 +106,8 @@ def _measures(statement: Statement) -> Iterator[tuple[str, Measure]]:
             yield f"noise {level:g}", partial(quantities.at_noise, what=what, level=level)
     elif statement.quantity == "training_error":
         for tenth in range(1, 11):
-            yield f"tenth {tenth} of the training", partial(quantities.training_error, tenth=tenth)
+            at = f"{10 * (tenth - 1)} to {10 * tenth}% of the training"
+            yield at, partial(quantities.training_error, tenth=tenth)
         yield "the end", quantities.test_error
     else:
         yield "", getattr(quantities, statement.quantity)

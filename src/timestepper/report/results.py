@@ -19,9 +19,10 @@ _VERDICTS = (
     "Verdicts on the paper (its own words in quotation marks) and on our questions. Supported: the 95% interval (where "
     "a margin is allowed, the 90% one) lies where the statement puts it, for every part of it. Contradicted: some part "
     "certainly does not hold, corrected for the number of parts (Holm). Equal: the 90% interval lies within "
-    f"±{EQUAL_MARGIN:g} points. Open: the runs cannot say; fewer than {FEWEST} seeds never can, nor can seeds of which "
-    "some diverged (unless the statement is about those that end) or settings that disagree. A difference of errors "
-    "whose interval ends at 0.00 is neither supported nor contradicted"
+    f"±{EQUAL_MARGIN:g} points, in each setting. Open: the runs cannot say; fewer than {FEWEST} seeds never can, nor "
+    "can seeds of which some diverged or settings that disagree. A difference of errors whose interval ends at 0.00 is "
+    "neither supported nor contradicted. Seeds are those of the first and the second group that a statement names; "
+    "intervals in brackets are the 95% ones unless they say otherwise"
 )
 
 

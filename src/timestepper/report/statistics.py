@@ -65,17 +65,21 @@ class Estimate:
         mean = signed(self.mean, digits).removeprefix("+")
         return mean if self.deviation is None else f"{mean} ± {self.deviation:.{digits}f}"
 
-    def bounds(self, digits: int = 2) -> str:
+    def bounds(self, digits: int = 2, confidence: float = CONFIDENCE) -> str:
         """``[-2.41, -1.09]``, with a real minus sign."""
         if not self.known:
             return "no interval from one seed" if self.error is None else "no interval, the seeds do not differ"
-        low, high = self.interval()
+        low, high = self.interval(confidence)
         return f"[{signed(low, digits)}, {signed(high, digits)}]"
 
     def seeds(self) -> str:
-        """``3 seeds``, or ``3 to 7 seeds`` where samples differ."""
+        """``3 seeds``, ``9 and 3 seeds`` of two samples in their order, ``3 to 9 seeds each`` of more."""
         least, most = min(self.counts), max(self.counts)
-        return f"{least} to {most} seeds" if least < most else f"{least} seed{'s' if least > 1 else ''}"
+        if least == most:
+            return f"{least} seed{'s' if least > 1 else ''}"
+        if len(self.counts) == 2:
+            return f"{self.counts[0]} and {self.counts[1]} seeds"
+        return f"{least} to {most} seeds each"
 
 
 def mean_of(values: Iterable[float]) -> Estimate:

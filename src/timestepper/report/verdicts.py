@@ -6,21 +6,21 @@ the statement's main one is fixed before the runs, so that none is picked for it
 """
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from timestepper.report import wording
 from timestepper.report.claims import Claim, Claims, Place, Statement
 from timestepper.report.groups import Arm, Task, condition_labels, how, schedule_label, unlike_the_paper
-from timestepper.report.names import data_name, model_name
+from timestepper.report.names import data_name, is_resnet, model_name
 from timestepper.report.parts import ACROSS_MODELS, Demand, ask
 from timestepper.report.statistics import (
     CONFIDENCE,
     CONTRADICTED,
     EQUAL,
-    EQUAL_MARGIN,
+    EQUAL_CONFIDENCE,
     NOT_RUN,
     OPEN,
     SUPPORTED,
@@ -29,11 +29,10 @@ from timestepper.report.statistics import (
     decide,
     difference,
     holm,
-    refuted,
-    signed,
 )
 
 _ALL, _DISAGREE = "all of these together", "the settings disagree"
+_NOT_EACH = "not every setting says so by itself"
 
 
 @dataclass(frozen=True)
@@ -95,11 +94,7 @@ def _settings(statement: Statement, places: Sequence[Place], arms: Sequence[Arm]
     """Where a statement was looked at; only runs under the same conditions are compared."""
     across = statement.check in ACROSS_MODELS or bool(statement.low and statement.low.model)
     for place in places:
-        here = [arm.since(place.first_seed) for arm in arms if _is_at(arm.task, place)]
-        if statement.check == "ranks":
-            if asked := ask(statement, here):
-                yield asked._replace(where=f"{model_name(place.model) or 'all networks'}, {data_name(place.data)}")
-            continue
+        here = [arm.since(place.first_seed) for arm in arms if _is_at(arm.task, place, statement)]
         labels = condition_labels(arm.task for arm in here)
         bundles: dict[Task, list[Arm]] = {}
         for arm in here:
@@ -114,23 +109,26 @@ def _settings(statement: Statement, places: Sequence[Place], arms: Sequence[Arm]
                 short = not schedule_label(task, claims)[1]
                 rough = bool(statement.caution_in_bf16) and ("runtime.precision", '"bf16"') in task.conditions
                 unlike = len(unlike_the_paper(task, claims)) + rough
-                yield asked._replace(where=where, short=short, unlike=unlike, rough=rough, conditions=task.conditions)
+                # Kinds of network are the same at every schedule: a mean of correlations would count them twice.
+                conditions = (task,) if statement.check == "ranks" else (task.data, *task.conditions)
+                yield asked._replace(where=where, short=short, unlike=unlike, rough=rough, conditions=conditions)
 
 
 def _lost(statement: Statement, arms: Sequence[Arm]) -> int:
     """How many runs diverged of those that a statement compares, where it was tried with both sides."""
-    sides = [side for side in (statement.low, statement.high, statement.group) if side]
     about = [
         [arm for arm in arms if arm.subject == side.subject and (side.model or arm.task.model) == arm.task.model]
-        for side in sides
+        for side in statement.sides
     ]
     over = [arm for arm in itertools.chain(*about) if not statement.over or arm.task.model in statement.over]
     return sum(len(arm.diverged) for arm in over) if all(about) else 0
 
 
-def _is_at(task: Task, place: Place) -> bool:
-    like = place.data == task.data and place.model in ("", task.model)
-    return like and place.lr in (None, task.lr) and place.options in (None, task.options)
+def _is_at(task: Task, place: Place, statement: Statement) -> bool:
+    named = {place.model} if place.model else {*statement.over, *(side.model for side in statement.sides)} - {""}
+    fits = task.model in named if named else is_resnet(task.model)
+    same = place.data == task.data and place.options == (task.options or "")
+    return fits and same and place.lr in (None, task.lr)
 
 
 def _pool(blank: Verdict, settings: Sequence[Demand]) -> list[Verdict]:
@@ -151,12 +149,11 @@ def _pool(blank: Verdict, settings: Sequence[Demand]) -> list[Verdict]:
             same.setdefault(setting.conditions, []).append(setting)
     bundles = sorted(same.values(), key=lambda bundle: (len(bundle), sum(map(_seeds, bundle))))
     each = [_together(blank, bundle) for bundle in bundles]
-    main = each[-1]
-    others = [setting for setting in settings if setting not in whole and setting.lost and setting.unlike <= nearest]
-    if {SUPPORTED, CONTRADICTED} <= {verdict.state for verdict in each}:
-        main = replace(main, state=OPEN, detail=f"{main.detail}; {_DISAGREE}")
-    if others and not blank.statement.of_those_that_end:  # without them the mean would be that of the settings it suits
-        told = "; ".join(f"{_diverged(setting.lost)} at {setting.where}" for setting in others)
+    others = [pair for pair in zip(found, settings, strict=True) if pair[1] not in whole and pair[1].unlike <= nearest]
+    against = [verdict for verdict, _ in others if verdict.state == CONTRADICTED]  # by some depths, without the others
+    main = _agreed(each[-1], [*each, *against], [_mean(bundle).parts for bundle in bundles])
+    if lost := [setting for _, setting in others if setting.lost]:  # the mean would be that of the settings it suits
+        told = "; ".join(f"{wording.diverged(setting.lost)} at {setting.where}" for setting in lost)
         main = replace(main, state=OPEN, detail=f"{main.detail}; {told}")
     return [*(verdict for verdict in found if verdict != main), main]
 
@@ -169,96 +166,70 @@ def _seeds(setting: Demand) -> int:
     return min(min(part.estimate.counts) for part in setting.parts)
 
 
-def _diverged(number: int) -> str:
-    return f"{number} run{'s' * (number > 1)} diverged"
-
-
 def _together(blank: Verdict, settings: Sequence[Demand]) -> Verdict:
-    """The verdict on the mean of several settings, open where it is not theirs.
-
-    Where they differ for certain, each must say by itself what the mean says. And none may leave room for twice what
-    counts as equal: one that is better and one that is worse are not equal.
-    """
+    """The verdict on the mean of several settings, open where it is not theirs."""
     verdicts = [_verdict(blank, setting) for setting in settings]
+    return _agreed(_verdict(blank, _mean(settings)), verdicts, [setting.parts for setting in settings])
+
+
+def _mean(settings: Sequence[Demand]) -> Demand:
+    """What several settings say on average; of one, what it says."""
     if len(settings) == 1:
-        return verdicts[0]
-    columns = list(zip(*(setting.parts for setting in settings), strict=True))
+        return settings[0]
+    columns = zip(*(setting.parts for setting in settings), strict=True)
     parts = [column[0]._replace(estimate=average([part.estimate for part in column])) for column in columns]
     notes = {setting.note for setting in settings if setting.note}
     note = "; ".join([*(notes if len(notes) == 1 else ()), f"mean of {len(settings)} settings"])
     short, rough = (any(getattr(setting, key) for setting in settings) for key in ("short", "rough"))
     lost = sum(setting.lost for setting in settings)
-    together = _verdict(blank, Demand(parts, note, lost=lost, where=_ALL, short=short, rough=rough))
+    return Demand(parts, note, lost=lost, where=_ALL, short=short, rough=rough)
+
+
+def _agreed(main: Verdict, verdicts: Sequence[Verdict], parts: Sequence[Sequence[Part]]) -> Verdict:
+    """The main verdict where those of several settings, which have these parts, bear it out; else it is open.
+
+    Where they differ for certain, each must say by itself what the main one says. That something lies within a margin
+    each must say in any case: one that is better and one that is worse are not equal.
+    """
     states = {verdict.state for verdict in verdicts}
-    opposed = {SUPPORTED, CONTRADICTED} <= states | {together.state}
-    near = together.state != EQUAL or all(part.within(2 * EQUAL_MARGIN) for column in columns for part in column)
-    if together.state == OPEN or states == {together.state} or (near and not opposed and not _differ(columns)):
-        return together
-    return replace(together, state=OPEN, detail=f"{together.detail}; {_DISAGREE}")
+    alike = main.state == (SUPPORTED if main.statement.check in ("similar", "near") else EQUAL)
+    opposed = {SUPPORTED, CONTRADICTED} <= states | {main.state}
+    if main.state == OPEN or states == {main.state}:
+        return main
+    if opposed or _differ(parts):
+        return replace(main, state=OPEN, detail=f"{main.detail}; {_DISAGREE}")
+    return replace(main, state=OPEN, detail=f"{main.detail}; {_NOT_EACH}") if alike else main
 
 
-def _differ(columns: Sequence[Sequence[Part]]) -> bool:
+def _differ(settings: Sequence[Sequence[Part]]) -> bool:
     """Whether a part is certainly not the same in two settings, corrected for the number of pairs."""
     pairs = (
         difference(one.estimate, other.estimate)
-        for column in columns
+        for column in zip(*settings, strict=True)
         for one, other in itertools.combinations(column, 2)
     )
     chances = holm([2 * min(pair.chance(0), pair.chance(0, above=True)) for pair in pairs])
-    return min(chances) <= 1 - CONFIDENCE
+    return min(chances, default=1.0) <= 1 - CONFIDENCE
 
 
 def _verdict(blank: Verdict, asked: Demand) -> Verdict:
     statement = blank.statement
     if not asked.parts:
-        state = NOT_RUN if statement.of_those_that_end else OPEN
-        detail = f"{_diverged(asked.lost)}, too few are left"
-        return replace(blank, state=state, detail=detail, where=asked.where, short=asked.short)
-    detail = _detail(asked, statement)
+        detail = f"{wording.diverged(asked.lost)}, too few are left"
+        return replace(blank, state=OPEN, detail=detail, where=asked.where, short=asked.short)
     state = decide(asked.parts, points=statement.check == "lower" and "error" in statement.quantity)
     if asked.partial:
-        state, detail = NOT_RUN, f"so far {detail}"
-    elif asked.rough:
-        state, detail = OPEN, f"{detail}; {statement.caution_in_bf16}"
-    elif asked.lost and not statement.of_those_that_end:
+        # Some depths can contradict what is said of each or of any two of them, but not a slope over all.
+        parts = [part for part in asked.parts if part.at or statement.check == "keeps"]
+        state = CONTRADICTED if parts and decide(parts) == CONTRADICTED else NOT_RUN
+    if state != NOT_RUN and (asked.rough or asked.lost):
         state = OPEN  # a mean without the runs that failed is too kind
+    detail = wording.detail(asked, statement, EQUAL_CONFIDENCE if state == EQUAL else CONFIDENCE)
+    if asked.partial:
+        detail = f"so far {detail}"
+    if asked.rough:
+        detail += f"; {statement.caution_in_bf16}"
     return replace(blank, state=state, detail=detail, where=asked.where, short=asked.short)
-
-
-def _detail(asked: Demand, statement: Statement) -> str:
-    """The parts in words; of many, the one that speaks against the statement the most or says the least for it."""
-    lead = [part for part in asked.parts if not part.at]
-    many = [part for part in asked.parts if part.at and not part.veto]
-    if statement.check == "similar":
-        lead = lead[:1]
-    told = [_part(part, statement) for part in lead]
-    against = [part.at for part, no in zip(asked.parts, refuted(asked.parts), strict=True) if no and part.at]
-    if many:
-        told.append(f"holds for certain at {sum(part.holds for part in many)} of {len(many)}")
-    told += [f"certainly not at {', '.join(against)}"] if against else []
-    if many:
-        weakest = max(many, key=lambda part: part.estimate.chance(part.bound, part.above))
-        told.append(f"weakest at {weakest.at}: {_part(weakest, statement)}")
-    text = f"{'; '.join(told)}, {asked.parts[0].estimate.seeds()}"
-    if statement.check == "ranks":
-        text = "; ".join(told)
-    if asked.lost:
-        text += f"; {_diverged(asked.lost)}"
-    if asked.note:
-        text += f"; {asked.note}"
-    return text + (f"; the paper has {signed(-statement.gain)}" if statement.gain is not None else "")
-
-
-def _part(part: Part, statement: Statement) -> str:
-    if statement.check == "ranks":
-        low, high = part.estimate.interval()
-        numbers = [signed(math.tanh(value)) for value in (part.estimate.mean, low, high)]
-        return f"{part.what} {numbers[0]} [{numbers[1]}, {numbers[2]}]"
-    digits = 3 if "step" in statement.quantity or "stage" in statement.quantity else 2
-    unit = " points" if "error" in statement.quantity else ""
-    value, bounds = f"{signed(part.estimate.mean, digits)}{unit}", part.estimate.bounds(digits)
-    first = part.what.startswith(("per ", "from "))
-    return f"{value} {part.what} {bounds}" if first else f"{part.what} {value} {bounds}"
 
 
 def _places(places: Sequence[Place]) -> str:

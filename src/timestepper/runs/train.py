@@ -284,6 +284,7 @@ class Process:
         run = self.run
         if self.folder is not None and (results := run.results or run.measured_to):
             facts = {"name": run.name, "data_sha256": self.data.sha256, "device": device_name(self.device)}
+            facts["world"] = self.group.world
             try:
                 records.publish_diverged(as_dict(run.recipe), results, **facts, step=error.step, error=str(error))
             except (OSError, TimestepperError) as other:  # what went wrong first is what the run ends with

@@ -77,19 +77,19 @@ def _is_foreign(run: Run) -> bool:
 
 
 def _expected(run: Run, known: Sequence[Record]) -> float:
-    """Hours of one run: per epoch what the fastest such run on a GPU took, else the number of the set's file.
+    """Hours of one run: the number of the set's file, or less where such a run has had less of a GPU's time.
 
-    The fastest, because most share their GPU with others, as many as the sweep that trained them had jobs.
+    Never more, and never the time by the clock: nearly all runs shared their card, with runs of other processes too.
     """
     data, model = run.recipe.data, run.recipe.model.name
     like = (model, data.name, data.batch_size)
     alike = [
-        (record.gpu_seconds or record.wall_seconds) / len(record.loss)
+        record.gpu_seconds / len(record.loss) * run.recipe.run.epochs / 3600
         for record in known
         if (record.recipe["model"]["name"], record.recipe["data"]["name"], record.recipe["data"]["batch_size"]) == like
-        and not record.device.startswith("CPU")
+        and record.gpu_seconds is not None  # which no run on a CPU has
     ]
-    return min(alike) * run.recipe.run.epochs / 3600 if alike else run.hours
+    return min([run.hours, *alike])
 
 
 def bring_to_end(

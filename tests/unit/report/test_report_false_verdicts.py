@@ -11,6 +11,7 @@ import pytest
 from made import DIGITS, LSTM, PLACE, ended, noisy, statement, stepped, task, trained, verdict
 from scipy.stats import binom
 
+from timestepper.records.subject import subject
 from timestepper.report.claims import Place
 from timestepper.report.statistics import CONTRADICTED, EQUAL, NOT_RUN, OPEN, SUPPORTED
 
@@ -60,6 +61,20 @@ def settings(number):
     return make
 
 
+def two_settings(effects, seeds=(9, 3), scatter=0.2, asked=LOWER):
+    """What nine and three seeds of each have made of two schedules, between which the effect changes."""
+
+    def make(rng):
+        arms = [
+            ended(subject, rng.normal(7 - effect * (subject == "lstm"), scatter, number), task(epochs=number + place))
+            for place, (effect, number) in enumerate(zip(effects, seeds, strict=True))
+            for subject in ("lstm", "plain")
+        ]
+        return asked, *arms
+
+    return make
+
+
 def both_places(rng):
     asked = replace(LOWER, on=(PLACE, Place("cifar10", "cifar/resnet8")))
     places = (task(), task(data="cifar10"))
@@ -102,6 +117,12 @@ def over_depth(check, errors=(7, 7, 7, 7), gap=False, seeds=3, scatter=0.3, **ke
     return make
 
 
+def some_depths(errors):
+    """Nobody has run the deepest."""
+    whole = over_depth("keeps", (*errors, 0), seeds=9)
+    return lambda rng: whole(rng)[:-1]
+
+
 def widening(seeds):
     """At the depths of Figure 5 the gap grows from 0 to 2 points."""
     depths = (32, 56, 110, 146, 290, 362, 506)
@@ -118,9 +139,16 @@ def widening(seeds):
     return make
 
 
-def steps_from(distance):
+def steps_from(*distances):
+    """A schedule for each."""
     near = statement("near", "first_steps", group=LSTM, value=0.5, margin=0.05)
-    return lambda rng: (near, stepped(*([[0.5 + d], [0.8]] for d in rng.normal(distance, 0.005, 3))))
+
+    def make(rng):
+        for epochs, distance in enumerate(distances, 1):
+            seeds = ([[0.5 + d], [0.8]] for d in rng.normal(distance, 0.005, 3))
+            yield stepped(*seeds, where=task(epochs=epochs))
+
+    return lambda rng: (near, *make(rng))
 
 
 def flat_steps(rng):
@@ -135,17 +163,25 @@ def falling_back(rng):
     return growing, stepped(*([[0.5], list(row)] for row in blocks))
 
 
-def any_bound(*kinds, where=PLACE, between=0.0):
-    """So many kinds of each architecture; bound and rise have nothing to do with each other."""
+def any_bound(*kinds, where=PLACE, between=0.0, schedules=False):
+    """So many kinds of each architecture, or of one at each schedule, where a kind is nearly what it is at the others.
+
+    Bound and rise have nothing to do with each other.
+    """
+    networks = [task(model) for model in ("cifar/resnet8", "cifar/resnet14", "cifar/resnet32")]
+    places = [task(epochs=epochs) for epochs in (120, 300, 30)] if schedules else networks
 
     def make(rng):
         groups = []
-        for model, number in zip(("cifar/resnet8", "cifar/resnet14", "cifar/resnet32"), kinds, strict=False):
+        shared = 0.9 if schedules else 0.0
+        kind = rng.normal(size=(max(kinds), 2))
+        for place, number in zip(places, kinds, strict=False):
             own_bound, own_rise = rng.normal(0, between, 2)
             for each in range(number):
-                errors = 40 + 5 * (own_rise + rng.normal()) + rng.normal(0, 1, 3)
-                made = noisy(f"fixed({each})", *((10, e) for e in errors), where=task(model))
-                bound = own_bound + rng.normal()
+                bound, rise = shared * kind[each] + np.sqrt(1 - shared**2) * rng.normal(size=2)
+                errors = 40 + 5 * (own_rise + rise) + rng.normal(0, 1, 3)
+                made = noisy(f"fixed({each})", *((10, e) for e in errors), where=place)
+                bound += own_bound
                 for record in made.runs.values():
                     record.stability = type("Growth", (), {"log_bound": (bound,)})
                 groups.append(made)
@@ -175,6 +211,8 @@ NO_EFFECT = {
     "flat step sizes": flat_steps,
     "a bound": any_bound(8),
     "a bound, one architecture of several": any_bound(14, 7, 2, between=2.0),
+    "a bound, ten kinds at one schedule and four at another": any_bound(10, 4, between=2.0, schedules=True),
+    "a bound, nine kinds at one schedule and eight at another": any_bound(9, 8, between=2.0, schedules=True),
 }
 
 
@@ -186,11 +224,16 @@ def test_where_there_is_no_effect_one_verdict_in_twenty_at_most_says_so(name):
     assert count(make, *DECIDED) <= FALSE
 
 
-@pytest.mark.parametrize(("between", "share"), [(1.0, 0.17), (2.0, 0.375)])
-def test_over_several_architectures_a_bound_would_be_judged_by_them(between, share):
-    """Which is why the statement names one: a few architectures that differ are not many kinds."""
-    mixed = any_bound(14, 7, 2, where=DIGITS, between=between)
-    assert count(mixed, *DECIDED) / STUDIES == pytest.approx(share, abs=0.04)
+@pytest.mark.parametrize(("kinds", "share"), [((14, 7, 2), 0.375), ((10, 4), 0.21)])
+def test_over_several_architectures_or_schedules_a_bound_would_be_judged_by_them(kinds, share):
+    """Which is why kinds are ranked within one: a few architectures that differ are not many kinds."""
+    mixed = any_bound(*kinds, where=DIGITS, between=2.0)
+
+    def make(rng):
+        asked, *groups = mixed(rng)
+        return asked, *(replace(found, task=task(), subject=subject(f"fixed({n})")) for n, found in enumerate(groups))
+
+    assert count(make, *DECIDED) / STUDIES == pytest.approx(share, abs=0.04)
 
 
 @pytest.mark.parametrize(("seeds", "share"), [(3, 0.09), (5, 0.14), (9, 0.10)])
@@ -210,6 +253,13 @@ def test_outliers_on_one_side_cost_the_other_arm_more_than_the_promise(seeds, sh
         ("not alike", two_arms((9, 9), effect=0.3, asked=statement("similar")), CONTRADICTED),
         ("keeps falling, but for the last depth", over_depth("keeps", (9, 8, 7, 7.3), seeds=9), SUPPORTED),
         ("does not keep falling", over_depth("keeps", (7.9, 7.6, 7.3, 7.3), seeds=9), CONTRADICTED),
+        ("equal, on either edge", two_settings((-0.3, 0.3)), EQUAL),
+        ("equal, one outside", two_settings((-0.35, 0.1)), EQUAL),
+        ("equal, the one with few seeds outside", two_settings((0.1, -0.35)), EQUAL),
+        ("equal, one on the edge", two_settings((-0.3, 0.0), (9, 9)), EQUAL),
+        ("alike, one on the edge", two_settings((-0.3, 0.0), (9, 9), asked=statement("similar")), SUPPORTED),
+        ("near at one of two schedules", steps_from(0.05, 0.03), SUPPORTED),
+        ("some depths", some_depths((7.9, 7.6, 7.6)), CONTRADICTED),
         ("near", steps_from(0.05), SUPPORTED),
         ("not near", steps_from(0.05), CONTRADICTED),
         ("grows in every block", falling_back, SUPPORTED),
@@ -229,6 +279,8 @@ def test_on_the_edge_of_a_margin_too(name, make, state):
         (two_arms((9, 9), effect=0.3), SUPPORTED, 0.50),
         (two_arms((9, 9)), EQUAL, 0.31),
         (two_arms((15, 15)), EQUAL, 0.70),
+        (two_settings((0, 0)), EQUAL, 0.08),
+        (two_settings((0, 0), (9, 9)), EQUAL, 0.66),
         (two_arms((9, 9), effect=-0.5), CONTRADICTED, 0.90),
         (over_depth("trend", (8, 7.7, 7.4, 7.1)), SUPPORTED, 0.76),
         (over_depth("keeps", (8, 7.7, 7.4, 7.1)), SUPPORTED, 0.13),

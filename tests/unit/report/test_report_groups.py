@@ -92,14 +92,48 @@ def test_runs_on_other_data_of_the_same_name_are_kept_apart(records):
     assert list(condition_labels(tasks).values()) == ["", "data sha256 bbbbbbbb"]
 
 
-def test_the_first_record_of_a_run_counts_and_seeds_come_in_order(records):
-    runs = [replace(records[0], seed=seed, path=path) for seed, path in ((10, "a"), (2, "b"), (10, "c"))]
-    (found,) = group(runs)
-    assert [(seed, record.path) for seed, record in found.runs.items()] == [(2, "b"), (10, "a")]
-    copied = "b: the same losses as a with another seed; both count, look at them"
-    assert groups.repeated(runs) == [copied, "c: the same run as a; left out, remove one of them"]
-    runs[1] = replace(runs[1], loss=[loss + 1 for loss in runs[1].loss])
-    assert groups.repeated(runs) == ["c: the same run as a; left out, remove one of them"]
+def numbered(record, seed, path, luck=0.0):
+    """A run of its own where it has luck of its own."""
+    return replace(record, seed=seed, path=path, loss=[loss + luck for loss in record.loss])
+
+
+def counted(runs):
+    return [(seed, record.path) for found in group(runs) for seed, record in found.runs.items()]
+
+
+def test_a_file_that_was_copied_counts_once_whatever_its_seed_and_name(records):
+    runs = [numbered(records[0], seed, path) for seed, path in ((12, "a"), (2, "b"), (12, "c"))]
+    runs.append(numbered(records[0], 1, "d", luck=1.0))
+    assert counted(runs) == counted(runs[::-1]) == [(1, "d"), (2, "b")]
+    told = [f"{path}: the same run as b; left out, remove one of them" for path in "ac"]
+    assert groups.repeated(runs) == told
+
+
+def test_of_a_run_with_two_results_none_counts(records):
+    """Whichever has the first name: trained twice with one seed, or copied and changed."""
+    other = replace(records[0].final, test=replace(records[0].final.test, error=0.5))
+    again, changed = numbered(records[0], 2, "a", luck=0.5), replace(numbered(records[0], 7, "a"), final=other)
+    for twin in (again, changed, replace(changed, seed=2)):
+        for name in ("a", "c"):
+            runs = [numbered(records[0], 2, "b"), replace(twin, path=name), numbered(records[0], 1, "d", luck=1.0)]
+            assert counted(runs) == [(1, "d")]
+            both = ((name, "b"), ("b", name))
+            told = {
+                f"{one}: the same run as {two} with another result; none counts, keep one of them" for one, two in both
+            }
+            assert set(groups.repeated(runs)) == told
+
+
+def test_runs_on_several_gpus_and_controllers_of_two_modules_are_groups_of_their_own(records):
+    one, eight = numbered(records[0], 0, "a"), replace(numbered(records[0], 1, "b", luck=1.0), world=8)
+    assert counted([one, eight]) == [(0, "a"), (1, "b")]
+    assert len(group([one, eight])) == 2
+    assert list(condition_labels(map(task_of, (one, eight))).values()) == ["", "processes 8"]
+    recipe = as_dict(load("paper/cifar10"))
+    mine = [recipe | {"controller": recipe["controller"] | {"kind": "mine", "module": name}} for name in ("m0", "m1")]
+    assert [subject_of(each).label for each in mine] == ["mine, module m0", "mine, module m1"]
+    assert subject_of(mine[0] | {"controller": {"kind": "mine"}}).label == "mine"  # as older records have it
+    assert subject_of(recipe | {"controller": recipe["controller"] | {"module": "m0"}}).label == "lstm"
 
 
 def test_a_run_that_diverged_counts_whether_or_not_it_has_ended_since(records):

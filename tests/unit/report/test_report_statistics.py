@@ -28,7 +28,8 @@ def test_a_difference_is_scipys_welch_with_degrees_of_freedom_rounded_down():
 
 def test_with_unequal_seeds_the_smaller_arm_decides_how_sure_one_can_be():
     found = difference(mean_of(LOW), mean_of([*HIGH, 8.5, 8.7, 8.8]))
-    assert (found.freedom, found.counts, found.seeds()) == (2, (3, 6), "3 to 6 seeds")
+    assert (found.freedom, found.counts, found.seeds()) == (2, (3, 6), "3 and 6 seeds")
+    assert average([found, found]).seeds() == "3 to 6 seeds each"
 
 
 def test_averages_of_settings_and_slopes_are_sums_of_independent_means():

@@ -98,18 +98,15 @@ def test_an_interval_that_ends_at_zero_in_print_decides_nothing():
     assert verdict(LOWER, groups[0], clear).state == SUPPORTED
 
 
-def test_runs_that_diverged_keep_a_statement_open_unless_it_is_about_those_that_end():
+def test_runs_that_diverged_keep_a_statement_open():
     plain, lstm = ended("plain", [8.6, 8.8, 8.7]), ended("lstm", [6.9, 7.0, 6.8])
     some = replace(lstm, diverged=(3, 4, 5, 6, 7, 8))
     assert verdict(LOWER, plain, lstm).state == SUPPORTED
     found = verdict(LOWER, plain, some)
     assert (found.state, "3 seeds; 6 runs diverged" in found.detail) == (OPEN, True)
-    ending = replace(LOWER, of_those_that_end=True)
-    assert verdict(ending, plain, some).state == SUPPORTED
     none = replace(lstm, runs={}, diverged=(0, 1, 2))
     found = verdict(LOWER, plain, none)
     assert (found.state, found.detail) == (OPEN, "3 runs diverged, too few are left")
-    assert verdict(ending, plain, none).state == NOT_RUN
     assert verdict(LOWER, none).state == NOT_RUN  # nothing to compare it with
     fresh = replace(LOWER, on=(replace(PLACE, first_seed=1),))
     early = [replace(ended("plain", [1, 8.6, 8.8, 8.7]), diverged=(0,)), ended("lstm", [9, 6.9, 7.0, 6.8])]
@@ -125,7 +122,6 @@ def test_a_setting_that_few_or_no_runs_survive_is_not_left_out_of_the_mean(left)
     found = verdict(LOWER, *BETTER, plain, some)
     told = f"; {3 - left} run{'s' * (left == 0)} diverged at ResNet-8, digits, 9 epochs, batch 64"
     assert (found.state, found.detail.endswith(told)) == (OPEN, True)
-    assert verdict(replace(LOWER, of_those_that_end=True), *BETTER, plain, some).state == SUPPORTED
     assert verdict(LOWER, *BETTER, some).state == SUPPORTED  # there was nothing to compare it with
 
 
@@ -190,7 +186,7 @@ def test_ahead_for_ten_epochs_and_behind_for_290_is_not_ahead_during_the_whole_t
     lstm = [[20 + s] * 10 + [11 + s / 10] * 290 for s in range(3)]
     found = verdict(whole, trained("plain", *plain), trained("lstm", *lstm))
     assert found.state == CONTRADICTED
-    assert "certainly not at tenth 2 of the training" in found.detail
+    assert "certainly not at 10 to 20% of the training" in found.detail
     ahead = [[e - 3 for e in curve] for curve in plain]
     assert verdict(whole, trained("plain", *plain), trained("lstm", *ahead)).state == SUPPORTED
     ahead[1][7] = None
@@ -464,9 +460,8 @@ def test_settings_that_differ_are_not_averaged_into_a_verdict_that_none_of_them_
     assert verdict(LOWER, *gap(0.02, 2), *gap(-0.02, 3)).state == EQUAL
     found = verdict(LOWER, *gap(0.25, 2), *gap(-0.25, 3))  # each is open, the mean is 0.00
     assert (found.state, found.detail.endswith("; the settings disagree")) == (OPEN, True)
-    assert verdict(LOWER, *gap(0.02, 2, 1.7), *gap(-0.02, 3, 1.7)).state == EQUAL
-    found = verdict(LOWER, *gap(0.25, 2, 1.7), *gap(-0.25, 3, 1.7))  # they may be alike, but each may also be 0.6 away
-    assert (found.state, found.detail.endswith("; the settings disagree")) == (OPEN, True)
+    found = verdict(LOWER, *gap(0.02, 2, 1.4), *gap(-0.02, 3, 1.4))  # the mean is equal, and each may be 0.3 away
+    assert (found.state, found.detail.endswith("; not every setting says so by itself")) == (OPEN, True)
     assert verdict(LOWER, *gap(0.02, 2), *gap(-3, 3)).state == OPEN  # the mean is -1.5
     assert verdict(LOWER, *gap(-1, 2), *gap(-3, 3)).state == SUPPORTED
     assert verdict(LOWER, *gap(-0.35, 2), *gap(-0.05, 3)).state == SUPPORTED  # supported and equal are no opposites

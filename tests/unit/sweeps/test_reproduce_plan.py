@@ -3,9 +3,11 @@
 import json
 import os
 import socket
+from dataclasses import replace
 
 import pytest
 
+from timestepper.cli.gather import Collection
 from timestepper.files import with_checksum
 from timestepper.recipe.load import as_dict, load
 from timestepper.records.diverged import Diverged
@@ -112,23 +114,34 @@ def test_a_run_of_another_seed_is_another_run(tmp_path):
     assert only([recorded("run.seed=1", noise=NOISE, stability=STABILITY)], tmp_path)[0] == MISSING
 
 
-def test_the_expected_time_is_what_such_runs_took_per_epoch_on_a_gpu(tmp_path):
-    """2 hours for 10 epochs and three times as long for 30; runs that were slower, beside others, do not count."""
-    slow = [recorded("run.seed=1", seconds=1e6), recorded("run.seed=2", seconds=1e5)]
-    alike = [*slow, recorded("run.epochs=20", seconds=14400.0)]
-    assert only(alike, tmp_path)[1] == pytest.approx(2.0)
-    assert only(alike, tmp_path, "run.epochs=30")[1] == pytest.approx(6.0)
-    assert only([*alike, recorded("run.seed=3", seconds=1e6, gpu_seconds=3600.0)], tmp_path)[1] == pytest.approx(1.0)
+def test_the_expected_time_is_the_set_s_or_less_where_such_runs_had_less_of_a_gpu(tmp_path):
+    """5 hours by the set; 2 for 10 epochs of a GPU's time, and by the clock nothing is known: cards are shared."""
+    had = [recorded("run.seed=1", gpu_seconds=1e6), recorded("run.epochs=20", seconds=1e6, gpu_seconds=14400.0)]
+    assert only(had[:1], tmp_path)[1] == 5.0  # among processes, too
+    assert only(had, tmp_path)[1] == pytest.approx(2.0)
+    assert only(had, tmp_path, "run.epochs=20", "run.seed=4")[1] == pytest.approx(4.0)
+
+
+def test_a_card_that_was_shared_does_not_make_what_is_printed_longer(tmp_path):
+    """ResNet-32 and 110 took 7 and 22 minutes by the clock; alone they take 2 and 6."""
+    found = Collection(tmp_path, tmp_path / "runs")
+    beside = [recorded("model.name=cifar/resnet32", "data.name=cifar10", "data.batch_size=128", seconds=420.0)]
+    beside += [recorded("model.name=cifar/resnet110", "data.name=cifar10", "data.batch_size=128", seconds=1320.0)]
+    found.records = [replace(record, loss=[0.0] * 120) for record in beside]
+    table = found.plan_table("depth", found.plan("depth"))
+    told = {str(row[0]).partition(",")[0]: str(row[-1]) for row in table.rows}
+    assert told == {"ResNet-32": "10 min", "ResNet-110": "30 min"}  # of five seeds
+    assert table.caption == "depth: 0 of 30 runs done, about 2.0 h of GPU time to go"
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        recorded("run.seed=1", device="CPU, 8 threads"),
-        recorded("run.seed=1", "data.batch_size=128"),
-        recorded("run.seed=1", "model.name=cifar/resnet14"),
+        recorded("run.seed=1"),
+        recorded("run.seed=1", "data.batch_size=128", gpu_seconds=60.0),
+        recorded("run.seed=1", "model.name=cifar/resnet14", gpu_seconds=60.0),
     ],
-    ids=["on a CPU", "another batch", "another network"],
+    ids=["by the clock alone", "another batch", "another network"],
 )
 def test_runs_of_another_kind_say_nothing_about_the_time(tmp_path, other):
     assert only([other], tmp_path)[1] == 5.0

@@ -1,0 +1,208 @@
+"""Cases that once got a verdict which the runs do not bear out: each was built by somebody who tried to fool it."""
+
+from dataclasses import replace
+
+import pytest
+from made import DIGITS, LSTM, ended, statement, stepped, task, verdict, verdicts
+
+from timestepper.recipe.load import load
+from timestepper.records.subject import subject
+from timestepper.report.claims import Claim, Place, Side, load_claims
+from timestepper.report.groups import Arm, Task
+from timestepper.report.statistics import CONTRADICTED, EQUAL, MINUS, NOT_RUN, OPEN, SUPPORTED
+from timestepper.report.verdicts import judge
+
+LOWER = statement("lower")
+DEPTHS = ("cifar/resnet8", "cifar/resnet14", "cifar/resnet20", "cifar/resnet26")
+SCATTER = (-0.1, 0.0, 0.1, 0.05, -0.05)
+
+
+@pytest.fixture(scope="module")
+def asked():
+    """Every statement of the shipped claims."""
+    return {statement.id: statement for claim in load_claims()[0].values() for statement in claim.statement}
+
+
+def arm(controller, error, seeds=3, diverged=(), data="cifar10", model="cifar/resnet56", first=0, **conditions):
+    """Runs around an error, in percent, on a task with these conditions: ``optimiser_lr=0.1``."""
+    told = tuple((key.replace("_", ".", 1), value) for key, value in sorted(conditions.items()))
+    where = Task(data, model, 120, 128, told)
+    made = ended(controller, [error + each for each in SCATTER[:seeds]], where)
+    runs = {first + seed: run for seed, run in made.runs.items()}
+    return Arm(where, made.subject, runs, tuple(diverged))
+
+
+def judged(found, *arms):
+    """The main verdict, also on a question of ours."""
+    (main,) = (each for each in judge({"c": Claim("c", "Ours", "t", statement=(found,))}, arms) if each.main)
+    return main
+
+
+# -- runs that diverged ------------------------------------------------------------------------------------------------
+
+
+def test_three_survivors_of_a_hundred_decide_nothing_and_are_shown(asked):
+    twice = asked["ours-gain-no-norms-twice"]
+    place = {"model": "cifar/nf_resnet56", "optimiser_lr": "0.2", "first": 10}
+    few = arm("gain", 8.0, diverged=range(200, 297), **place)
+    found = judged(twice, few, arm("channel(0.1)", 8.5, 5, **place))
+    assert found.state == OPEN
+    assert found.detail.startswith(f"of the runs that ended: difference {MINUS}0.50 points [")
+    assert found.detail.endswith("3 and 5 seeds; 97 runs diverged")
+    assert judged(twice, replace(few, diverged=()), arm("channel(0.1)", 8.5, 5, **place)).state == SUPPORTED
+
+
+# -- settings that disagree --------------------------------------------------------------------------------------------
+
+LR = {"runtime_precision": '"bf16"'}
+
+
+def test_equal_in_one_precision_does_not_hide_a_gain_in_another():
+    place = replace(LOWER, on=(Place("cifar10", "cifar/resnet56"),))
+    same = [arm("lstm", 7.0, 5, **LR), arm("plain", 7.0, 5, **LR)]
+    other = [arm("lstm", 5.0, runtime_precision='"tf32"'), arm("plain", 7.0, runtime_precision='"tf32"')]
+    assert judged(place, *same).state == EQUAL
+    found = judged(place, *same, *other)
+    assert (found.state, found.detail.endswith("; the settings disagree")) == (OPEN, True)
+    few = [arm(kind, 7.0, runtime_precision='"tf32"') for kind in ("lstm", "plain")]
+    assert judged(place, *same, *few).state == EQUAL
+    wide = [replace(few[0], runs={seed: ended("lstm", [e]).runs[0] for seed, e in enumerate((6, 7, 8))}), few[1]]
+    found = judged(place, *same, *wide)  # which may be anything
+    assert (found.state, found.detail.endswith("; not every setting says so by itself")) == (OPEN, True)
+    assert judged(place, *[arm("lstm", 6.0, 5, **LR), same[1]], *wide).state == SUPPORTED
+
+
+def test_a_gain_in_most_settings_that_is_certainly_smaller_in_another_precision_is_open():
+    place = replace(LOWER, on=(Place("cifar10", "cifar/resnet56"),))
+    gain = [arm("lstm", 5.0, 5, **LR), arm("plain", 7.0, 5, **LR)]
+    none = [arm(kind, 7.0, runtime_precision='"tf32"') for kind in ("lstm", "plain")]
+    assert judged(place, *gain, *none).state == OPEN
+    less = [arm("lstm", 6.0, runtime_precision='"tf32"'), none[1]]
+    assert judged(place, *gain, *less).state == SUPPORTED  # each says it
+
+
+def test_step_sizes_that_are_near_1_on_one_data_set_only_are_open(asked):
+    """CIFAR-10: 0.28 away, CIFAR-100: 0.08."""
+    near = asked["table4-near-one"]
+
+    def last(away, data):
+        where = Task(data, "cifar/resnet56", 120, 128)
+        return stepped(*([[0.5], [1 - away + each / 50]] for each in SCATTER), where=where)
+
+    assert judged(near, last(0.28, "cifar10")).state == CONTRADICTED
+    assert judged(near, last(0.08, "cifar100")).state == SUPPORTED
+    found = judged(near, last(0.28, "cifar10"), last(0.08, "cifar100"))
+    assert (found.state, found.stand_in) == (OPEN, True)
+
+
+def test_a_stand_in_is_every_resnet_that_was_run_on_either_data_set(asked):
+    stand_ins = {found.stand_in for found in asked.values() if found.stand_in}
+    assert stand_ins == {(Place("cifar10"), Place("cifar100"))}
+
+
+# -- which network a statement is about --------------------------------------------------------------------------------
+
+
+def test_a_statement_that_names_a_kind_of_network_names_its_model():
+    (ours,) = (claim for claim in load_claims()[0].values() if claim.ours)
+    vit = load("study/vit").model
+    for found in ours.statement:
+        for place in found.on:
+            if "without norms" in found.text.lower() or "norm-free" in found.text:
+                assert place.model == "cifar/nf_resnet56", found.id
+            elif "transformer" in found.text:
+                assert (place.model, place.options) == (vit.name, vit.options), found.id
+            else:
+                assert place.model in ("", "cifar/resnet56"), found.id
+    assert sum("transformer" in found.text for found in ours.statement) == 5
+
+
+def test_networks_with_norms_have_no_part_in_what_is_said_of_those_without(asked):
+    """Better by far with norms, and alike without."""
+    without, lr = asked["ours-gain-no-norms"], {"optimiser_lr": "0.1", "first": 10}
+    norms = [arm("gain", 6.6, **lr), arm("channel(0.1)", 7.9, **lr)]
+    free = [arm(kind, 8.3, 5, model="cifar/nf_resnet56", **lr) for kind in ("gain", "channel(0.1)")]
+    assert judged(without, *norms).state == NOT_RUN
+    assert judged(without, *norms, *free).state == judged(without, *free).state == EQUAL
+
+
+@pytest.mark.parametrize("model", ["cifar/nf_resnet56", "timm/vit_tiny_patch16_224", "timm/resnext50_32x4d"])
+def test_other_networks_have_no_part_in_what_is_said_of_resnets(asked, model):
+    half, plain = arm("plain", 6.0, 5), arm("plain", 7.0, 5)
+    half = replace(half, subject=subject("plain", last_norm_init=0.5))
+    for found in (asked["ours-half-start"], replace(LOWER, low=asked["ours-half-start"].low, on=(Place("cifar10"),))):
+        assert judged(found, half, plain).state == SUPPORTED
+        moved = [replace(each, task=replace(each.task, model=model)) for each in (half, plain)]
+        assert judged(found, *moved).state == NOT_RUN
+
+
+def test_a_network_with_other_options_is_another_network(asked):
+    channel = asked["ours-channel-transformer"]
+    own = {"model": "timm/vit_tiny_patch16_224", "optimiser_lr": "0.001"}
+    wrong, right = ({**own, "model_options": f'"{options}"'} for options in ("depth=12", channel.on[0].options))
+    assert judged(channel, arm("channel(0.1)", 15, **wrong), arm("plain", 16, **wrong)).state == NOT_RUN
+    assert judged(channel, arm("channel(0.1)", 15, **right), arm("plain", 16, **right)).state == SUPPORTED
+    shortcut = {"model_options": '"shortcut=projection"'}
+    half = replace(arm("plain", 6.0, **shortcut), subject=subject("plain", last_norm_init=0.5))
+    assert judged(asked["ours-half-start"], half, arm("plain", 7.0, **shortcut)).state == NOT_RUN
+
+
+def test_networks_that_a_statement_names_itself_need_not_be_resnets():
+    low, high = Side(controller="lstm", model="timm/resnet101"), Side(controller="plain", model="timm/seresnet101")
+    better = statement("lower", low=low, high=high, on=(Place("imagenet"),))
+    arms = [arm("lstm", 20, data="imagenet", model=low.model), arm("plain", 21, data="imagenet", model=high.model)]
+    assert judged(better, *arms).state == SUPPORTED
+
+
+# -- depths that are missing -------------------------------------------------------------------------------------------
+
+
+def at_depths(*errors, kind="lstm"):
+    return [ended(kind, [e + s for s in SCATTER[:3]], task(m)) for m, e in zip(DEPTHS, errors, strict=False)]
+
+
+def test_depths_that_were_run_can_contradict_and_never_support():
+    """What keeps falling may not rise between any two depths, whatever the missing ones do."""
+    keeps = statement("keeps", group=LSTM, over=DEPTHS, on=(DIGITS,), direction="falling")
+    found = verdict(keeps, *at_depths(7, 8, 9))
+    assert (found.state, found.detail.startswith("so far ")) == (CONTRADICTED, True)
+    assert verdict(keeps, *at_depths(9, 8, 7)).state == NOT_RUN
+    diverged = [replace(each, diverged=(7,)) for each in at_depths(7, 8, 9)]
+    assert verdict(keeps, *diverged).state == OPEN
+    whole = [replace(each, task=replace(each.task, epochs=9)) for each in at_depths(9, 8, 7, 6)]
+    assert verdict(keeps, *whole).state == SUPPORTED
+    assert verdict(keeps, *whole, *at_depths(9, 8, 7)).state == SUPPORTED
+    found = verdict(keeps, *whole, *at_depths(7, 8, 9))
+    assert (found.state, found.detail.endswith("; the settings disagree")) == (OPEN, True)
+
+
+def test_a_slope_over_all_depths_is_not_contradicted_by_some():
+    """It rises at first, and over all four it falls."""
+    falls = statement("trend", group=LSTM, over=DEPTHS, on=(DIGITS,), direction="falling")
+    assert verdict(falls, *at_depths(7, 7.5, 8)).state == NOT_RUN
+    assert verdict(falls, *at_depths(7, 7.5, 8, 3)).state == SUPPORTED
+    gap = replace(falls, group=None, low=LSTM, high=Side(controller="plain"))
+    behind = [*at_depths(9, 9, 7), at_depths(0, 0, 0, 7)[3]], [*at_depths(7, 7, 8, 8, kind="plain")]
+    del behind[0][1]  # no matter: at the first depth it is behind for certain
+    assert verdict(gap, *behind[0], *behind[1]).state == CONTRADICTED
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def test_seeds_are_told_arm_by_arm_and_equal_with_the_interval_that_decides():
+    found = verdict(LOWER, ended("lstm", [6.9, 7.0, 6.8, 7.1, 6.7]), ended("plain", [8.6, 8.8, 8.7]))
+    assert found.detail.endswith("], 5 and 3 seeds")
+    same = verdict(LOWER, *(ended(kind, [7.0, 7.1, 7.2, 7.0]) for kind in ("lstm", "plain")))
+    assert same.detail == f"difference 0.00 points (90% interval [{MINUS}0.13, +0.13]), 4 seeds"
+    many = [
+        ended(k, [e + s for s in SCATTER[:n]], task(epochs=n)) for k, e in (("lstm", 6), ("plain", 7)) for n in (3, 5)
+    ]
+    assert verdict(LOWER, *many).detail.endswith("], 3 to 5 seeds each; mean of 2 settings")
+
+
+def test_one_seed_is_told_with_its_arm():
+    found = verdict(LOWER, ended("lstm", [6.0]), ended("plain", [6.8, 6.9, 7.0]))
+    assert found.detail == f"difference {MINUS}0.90 points (one seed of lstm: no interval), 1 and 3 seeds"
+    found = verdicts(LOWER, ended("lstm", [6.0]), ended("plain", [6.9]))[0]
+    assert "(one seed of lstm and of plain: no interval), 1 seed" in found.detail
