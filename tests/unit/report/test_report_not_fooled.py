@@ -114,7 +114,7 @@ def test_a_statement_that_names_a_kind_of_network_names_its_model():
                 assert (place.model, place.options) == (vit.name, vit.options), found.id
             else:
                 assert place.model in ("", "cifar/resnet56"), found.id
-    assert sum("transformer" in found.text for found in ours.statement) == 5
+    assert sum("transformer" in found.text for found in ours.statement) > 4
 
 
 def test_networks_with_norms_have_no_part_in_what_is_said_of_those_without(asked):
