@@ -15,7 +15,7 @@ from timestepper.controllers import Controller, ControllerSpec, StageShape
 from timestepper.controllers.base import at_least_float32, by_stage, in_one
 from timestepper.controllers.gain import log_gain
 from timestepper.errors import StepSizeError, WrappedModelError
-from timestepper.root import CONTROLLERS
+from timestepper.root import CONTROLLERS, refuse_foreign
 from timestepper.sites import Site, Stage
 
 Convs = dict[str, tuple[dict[str, nn.Module | None], str]]  # by path: the siblings of a layer, and its name among them
@@ -33,6 +33,7 @@ class Controllers(nn.ModuleDict):
     def __init__(self, spec: ControllerSpec, shapes: dict[str, StageShape]):
         super().__init__({name: spec.build(shape) for name, shape in shapes.items()})
         self.spec = spec
+        self.register_load_state_dict_post_hook(refuse_foreign)
 
     def forward(self, *inputs):
         return inputs[0] if len(inputs) == 1 else inputs

@@ -75,6 +75,21 @@ def _own_dtype(net: nn.Module) -> torch.dtype:
     return next((p.dtype for p in parameters if p.is_floating_point()), torch.get_default_dtype())
 
 
+def refuse_foreign(controllers: nn.Module, loaded: Any) -> None:
+    """What loading does with ``controllers.*`` that this network does not have, also where it is not strict.
+
+    Torch would drop them, and the network would run with other step sizes than were saved. Keys that are missing are
+    no fault: plain weights have none, and each shard of a file has some.
+    """
+    foreign = [key for key in loaded.unexpected_keys if f".{CONTROLLERS}." in f".{key}"]
+    if foreign:
+        raise MismatchError(
+            f"{foreign[0]} is no part of this network's controllers, whose kind, start or network is another; attach "
+            "as it was saved, load a trainer's checkpoint by timestepper.from_pretrained(Class, folder), or leave "
+            f"{CONTROLLERS}.* out to load the other weights alone"
+        )
+
+
 def _items(net: nn.Module) -> list[tuple[str, nn.Module | None]]:
     return [(key, child) for key, child in net._modules.items() if key != CONTROLLERS]
 
