@@ -123,12 +123,18 @@ class Controlled:
         """Look at the first step sizes, which a start is counted from: the branch runs with start * dt / dt0."""
         with self.no_autocast(self.root):
             for (stage, controller), read in zip(self.controlled(), self.reads, strict=True):
-                found = controller(self.descriptors(self.root, read, controller))
+                described = self.descriptors(self.root, read, controller)
+                found = controller(described)
                 wanted = len(read.sites), read.channels
                 if tuple(found.shape) != wanted:
                     raise StepSizeError(
                         f"{type(controller).__name__} gives step sizes of shape {tuple(found.shape)} for {stage.name}, "
                         f"which has {wanted[0]} sites of {wanted[1]} channels; return {wanted}"
+                    )
+                if not found.is_meta and described.isfinite().all() and not found.isfinite().all():
+                    raise StepSizeError(
+                        f"{type(controller).__name__} gives step sizes that are NaN or infinite for {stage.name}, from "
+                        "weights that are not; mend its forward or its options"
                     )
             if self.stepping.start is not None:
                 first = self._from_controllers(self.root, self._all())

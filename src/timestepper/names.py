@@ -16,6 +16,7 @@ class Kind:
     options: tuple[str, ...] = ()  # numbers, in the order in which they are written: ``fixed(0.01)``
     reads_weights: bool = True
     example: str = ""  # how it is written, where it has options
+    optional: bool = False  # whether it can be written without its options
     paper: bool = False  # whether Table 1 of the paper has a formula for it
 
 

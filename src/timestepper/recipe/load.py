@@ -218,10 +218,12 @@ def _check_controller(controller: ControllerSettings, source: str) -> None:
         )
     if not known:
         return
-    options = () if kind == "none" else names.CONTROLLERS[kind].options
-    if len(options) == 1 and not written and controller.value is None:
-        example = names.CONTROLLERS[kind].example.partition("(")[2].rstrip(")")
-        raise RecipeError(f"{source}: controller.kind {kind} needs controller.value, for example {example}")
+    told = names.CONTROLLERS.get(kind, names.Kind())
+    options = told.options
+    if len(options) == 1 and not (written or told.optional) and controller.value is None:
+        example = told.example.partition("(")[2].rstrip(")")
+        form = f"its {options[0]}, a number" if example == options[0] else f"for example {example}"
+        raise RecipeError(f"{source}: controller.kind {kind} needs controller.value, {form}")
     if controller.value is not None and (len(options) != 1 or written):
         raise RecipeError(f"{source}: controller.value is not for controller.kind {controller.kind}")
     if kind == "fixed" and controller.value == 0:
