@@ -46,6 +46,7 @@ def root_class(original: Any) -> Any:
     methods: dict[str, Any] = {
         "forward": functools.wraps(original.forward)(forward),
         "__reduce_ex__": lambda self, protocol: (remade, (root_class, original), self.__getstate__()),
+        "no_weight_decay": _no_weight_decay(original),
         "_original": original,
     }
     methods |= {name: make(original) for name, make in root_methods.items() if hasattr(original, name)}
@@ -67,6 +68,17 @@ def _naming_controllers(net: nn.Module, args: tuple) -> tuple:
     tracer = args[0].tracer
     path = tracer.path_of_module(net._modules[CONTROLLERS])  # type: ignore[attr-defined]
     return tracer.create_proxy("call_module", path, (args[0],), {}), *args[1:]
+
+
+def _no_weight_decay(original: Any) -> Callable:
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that want none, as timm's optimisers ask a network for them."""
+        own = original.no_weight_decay(self) if hasattr(original, "no_weight_decay") else ()
+        controllers: Any = self._modules.get(CONTROLLERS)  # none of a network that was made by type(net)(...)
+        kept = [stage for stage, each in controllers.items() if not each.decays] if controllers is not None else []
+        return {*own, *(f"{CONTROLLERS}.{s}.{name}" for s in kept for name, _ in controllers[s].named_parameters())}
+
+    return no_weight_decay
 
 
 def _own_dtype(net: nn.Module) -> torch.dtype:
