@@ -46,4 +46,9 @@ def kind_of(controller: str) -> str:
 
 def may_import(module: str) -> bool:
     """Whether a module that only a file asks for may be used: it is imported already, or the user has named it."""
-    return module in sys.modules or module in map(str.strip, os.environ.get(MODULES, "").split(","))
+    return module in sys.modules or module in allowed()
+
+
+def allowed() -> list[str]:
+    """The modules that the user has named."""
+    return [module for each in os.environ.get(MODULES, "").split(",") if (module := each.strip())]
