@@ -114,7 +114,7 @@ class Larger(Pictures):
 
 
 def test_controllers_of_another_name_or_kind_are_refused_also_by_a_load_that_is_not_strict(net):
-    """As checkpoints of earlier versions have them, which transformers renamed; nor are those of another kind dropped."""
+    """As transformers renamed them in checkpoints of earlier versions; nor are those of another kind dropped."""
     renamed = {key.replace("controllers.body_", "controllers.body."): value for key, value in net.state_dict().items()}
     other = timestepper.attach(ForImages(Config()), "channel(0.1)").state_dict()
     for state in (renamed, other):
