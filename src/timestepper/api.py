@@ -82,7 +82,7 @@ def attach(
     spec = parse(controller)
     if descriptor not in DESCRIPTORS:
         raise UnknownNameError(f"unknown descriptor {descriptor!r}; known are {', '.join(DESCRIPTORS)}")
-    if reduction is not None and (not isinstance(reduction, int) or reduction < 1):
+    if reduction is not None and (type(reduction) is bool or not isinstance(reduction, int) or reduction < 1):
         raise StepSizeError(f"reduction must be a whole number of at least 1, not {reduction!r}")
     begin = _start(start, spec)
     stages = find(model, _bare, example, sites, exclude)

@@ -15,7 +15,7 @@ from timestepper.controllers import Controller, ControllerSpec, StageShape
 from timestepper.controllers.base import at_least_float32, by_stage, in_one
 from timestepper.controllers.gain import log_gain
 from timestepper.errors import StepSizeError, WrappedModelError
-from timestepper.root import CONTROLLERS
+from timestepper.root import CONTROLLERS, refuse_foreign
 from timestepper.sites import Site, Stage
 
 Convs = dict[str, tuple[dict[str, nn.Module | None], str]]  # by path: the siblings of a layer, and its name among them
@@ -33,6 +33,7 @@ class Controllers(nn.ModuleDict):
     def __init__(self, spec: ControllerSpec, shapes: dict[str, StageShape]):
         super().__init__({name: spec.build(shape) for name, shape in shapes.items()})
         self.spec = spec
+        self.register_load_state_dict_post_hook(refuse_foreign)
 
     def forward(self, *inputs):
         return inputs[0] if len(inputs) == 1 else inputs
@@ -122,12 +123,18 @@ class Controlled:
         """Look at the first step sizes, which a start is counted from: the branch runs with start * dt / dt0."""
         with self.no_autocast(self.root):
             for (stage, controller), read in zip(self.controlled(), self.reads, strict=True):
-                found = controller(self.descriptors(self.root, read, controller))
+                described = self.descriptors(self.root, read, controller)
+                found = controller(described)
                 wanted = len(read.sites), read.channels
                 if tuple(found.shape) != wanted:
                     raise StepSizeError(
                         f"{type(controller).__name__} gives step sizes of shape {tuple(found.shape)} for {stage.name}, "
                         f"which has {wanted[0]} sites of {wanted[1]} channels; return {wanted}"
+                    )
+                if not found.is_meta and described.isfinite().all() and not found.isfinite().all():
+                    raise StepSizeError(
+                        f"{type(controller).__name__} gives step sizes that are NaN or infinite for {stage.name}, from "
+                        "weights that are not; mend its forward or its options"
                     )
             if self.stepping.start is not None:
                 first = self._from_controllers(self.root, self._all())

@@ -5,9 +5,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from timestepper.api import detach, find_steps, is_attached, step_sizes
@@ -16,8 +18,11 @@ from timestepper.equations import evolution_time
 from timestepper.errors import MismatchError, UnknownNameError, first_line
 from timestepper.links import in_shards
 from timestepper.sites import skipped_blocks
-from timestepper.sites.twin import without_hooks
+from timestepper.sites.example import NeedsExampleError, calls_of
+from timestepper.sites.twin import Call, converted, without_hooks
 from timestepper.steps import Steps
+
+_META = torch.device("meta")
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class Summary:
         return "\n".join([*lines, *([f"skipped     {', '.join(self.skipped)}"] if self.skipped else [])])
 
 
-def summary(net: nn.Module, input_size: tuple[int, int, int] = (3, 224, 224)) -> Summary:
+def summary(net: nn.Module, input_size: tuple[int, int, int] | None = None, *, example: Any = None) -> Summary:
     """Look inside an attached network: its stages and sites, step sizes, parameters and multiply-adds.
 
     On the meta device everything is counted as elsewhere, and the step sizes are NaN. Under FSDP2 every rank has to
@@ -80,14 +85,17 @@ def summary(net: nn.Module, input_size: tuple[int, int, int] = (3, 224, 224)) ->
 
     Args:
         net: an attached network, also inside DDP, AveragedModel or torch.compile.
-        input_size: (channels, height, width) of one image, for the multiply-adds.
+        input_size: (channels, height, width) of one image, for the multiply-adds. By default an image as timm's and
+            transformers' networks say that they take it, 8 tokens for their language models, and (3, 224, 224) for
+            others.
+        example: as in ``attach``, for networks that take no image: the multiply-adds are those of one call with it.
 
     Returns:
         A table: ``print`` it, or take its fields.
 
     Raises:
         NotAttachedError: ``net`` has no controllers.
-        MismatchError: the network does not run on an image of that size.
+        MismatchError: the network does not run on an image of that size, or on the example.
     """
     found = find_steps(net)
     train, controllers = count_parameters(found.root), count_parameters(found.controllers)
@@ -100,7 +108,7 @@ def summary(net: nn.Module, input_size: tuple[int, int, int] = (3, 224, 224)) ->
         parameters_train=train,
         parameters_with_steps=train - controllers + kept,
         parameters_folded=train - controllers,
-        gflops=math.nan if in_shards(found.root) else multiply_adds(found.root, input_size) / 1e9,
+        gflops=math.nan if in_shards(found.root) else multiply_adds(found.root, input_size, example) / 1e9,
         gflops_controller=controller_multiply_adds(found) / 1e9,
     )
 
@@ -138,20 +146,36 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def multiply_adds(model: nn.Module, input_size: tuple[int, int, int]) -> int:
-    """Multiply-adds of convolutions and matrix products for one image, counted on shapes alone."""
+def multiply_adds(model: nn.Module, input_size: tuple[int, int, int] | None = None, example: Any = None) -> int:
+    """Multiply-adds of convolutions and matrix products for one image or example, counted on shapes alone."""
+    given = f"one image of input_size {input_size}" if input_size is not None else "an example"
     try:
+        call = _call(model, input_size, example)
         shadow = copy.deepcopy(model, without_hooks(model)).to("meta").float().eval()  # as the image is
         shadow = detach(shadow) if is_attached(shadow) else shadow  # the network's own, as it was
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            shadow(torch.empty(1, *input_size, device="meta"))
+            shadow(*call.args, **call.kwargs)
     except Exception as error:  # of a foreign network, which can raise anything
         raise MismatchError(
-            f"the multiply-adds of {type(model).__name__} cannot be counted on one image of input_size {input_size}: "
-            f"{type(error).__name__}: {first_line(error)}; give the (channels, height, width) that it takes, "
-            "or call timestepper.step_sizes, which needs no image"
+            f"the multiply-adds of {type(model).__name__} cannot be counted on {given}: {type(error).__name__}: "
+            f"{first_line(error)}; give the (channels, height, width) that it takes, or example=, what its forward "
+            "takes, or call timestepper.step_sizes, which needs no image"
         ) from error
     return counter.get_total_flops() // 2
+
+
+def _call(model: nn.Module, input_size: tuple[int, int, int] | None, example: Any) -> Call:
+    """What to count on, as shapes; an input that the network tells of itself, cut to one image or text."""
+    if example is None and input_size is not None:
+        example = torch.empty(1, *input_size)
+    try:
+        call = calls_of(model, example)[-1]
+    except NeedsExampleError:
+        call = Call((torch.empty(1, 3, 224, 224),), {})
+    shapes = tree_map(lambda value: converted(value, torch.float32, _META), (call.args, call.kwargs))
+    if example is None:
+        shapes = tree_map(lambda value: value[:1], shapes)
+    return Call(*shapes)
 
 
 def controller_multiply_adds(found: Steps) -> int:

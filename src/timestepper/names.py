@@ -16,6 +16,7 @@ class Kind:
     options: tuple[str, ...] = ()  # numbers, in the order in which they are written: ``fixed(0.01)``
     reads_weights: bool = True
     example: str = ""  # how it is written, where it has options
+    optional: bool = False  # whether it can be written without its options
     paper: bool = False  # whether Table 1 of the paper has a formula for it
 
 
@@ -45,4 +46,9 @@ def kind_of(controller: str) -> str:
 
 def may_import(module: str) -> bool:
     """Whether a module that only a file asks for may be used: it is imported already, or the user has named it."""
-    return module in sys.modules or module in map(str.strip, os.environ.get(MODULES, "").split(","))
+    return module in sys.modules or module in allowed()
+
+
+def allowed() -> list[str]:
+    """The modules that the user has named."""
+    return [module for each in os.environ.get(MODULES, "").split(",") if (module := each.strip())]

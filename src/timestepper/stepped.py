@@ -254,6 +254,7 @@ def _refuse_reentrant() -> None:
         if isinstance(first, FunctionCtx) and any(first.needs_input_grad):  # type: ignore[attr-defined]
             raise ActivationCheckpointingError(
                 "reentrant activation checkpointing cannot train step sizes; use the non-reentrant form "
-                "(use_reentrant=False; transformers: gradient_checkpointing_kwargs={'use_reentrant': False})"
+                "(use_reentrant=False; transformers: activation_checkpointing_kwargs={'use_reentrant': False}, "
+                "gradient_checkpointing_kwargs in older versions)"
             )
         frame = frame.f_back  # type: ignore[assignment]

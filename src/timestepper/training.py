@@ -1,9 +1,11 @@
 """What an optimiser is given of an attached network."""
 
+from numbers import Real
 from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
+from timestepper.errors import StepSizeError
 from timestepper.steps import find_steps
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -45,7 +47,12 @@ def parameter_groups(
 
     Raises:
         NotAttachedError: ``net`` has no controllers.
+        StepSizeError: of an option that is no number, or negative.
     """
+    numbers = {"weight_decay": weight_decay, "controller_weight_decay": controller_weight_decay}
+    for option, value in (numbers | {"controller_lr": controller_lr}).items():
+        if value is not None and (type(value) is bool or not isinstance(value, Real | Tensor) or not value >= 0):
+            raise StepSizeError(f"{option} must be a number of at least 0, not {value!r}")
     controllers = {id(parameter): parameter for parameter in controller_parameters(net)}
     if controller_weight_decay is None:
         decays = find_steps(net).stepping.controller.controller.decays

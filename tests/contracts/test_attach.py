@@ -219,6 +219,8 @@ def test_unknown_names_list_the_known_ones():
         timestepper.attach(plain(), "fixed")
     with pytest.raises(UnknownNameError, match="unknown descriptor 'sum'; known are mean, visible"):
         timestepper.attach(plain(), descriptor="sum")
+    with pytest.raises(StepSizeError, match="reduction must be a whole number of at least 1, not True"):
+        timestepper.attach(plain(), reduction=True)
     with pytest.raises(StepSizeError, match="reduction must be a whole number of at least 1, not 0"):
         timestepper.attach(plain(), reduction=0)
     with pytest.raises(UnknownNameError, match=r"'resnet50'; write LIBRARY/MODEL, for example timm/resnet50"):

@@ -10,7 +10,7 @@ from training import batch, bits, plain, same, train
 from transformers import Trainer, TrainingArguments
 
 import timestepper
-from timestepper.errors import MismatchError, NotAttachedError
+from timestepper.errors import MismatchError, NotAttachedError, StepSizeError
 from timestepper.integrations import lightning, transformers
 from timestepper.models import CifarResNet
 
@@ -97,6 +97,9 @@ def test_parameter_groups_train_network_and_controllers_apart():
     )
     assert len(network["params"]) + len(controllers["params"]) == len(list(net.parameters()))
     assert "weight_decay" not in timestepper.parameter_groups(net)[0]
+    for wrong in ({"controller_lr": "x"}, {"weight_decay": -1}, {"controller_weight_decay": float("nan")}):
+        with pytest.raises(StepSizeError, match=f"^{next(iter(wrong))} must be a number of at least 0, not"):
+            timestepper.parameter_groups(net, **wrong)
 
 
 def test_only_the_step_sizes_of_a_frozen_base_are_trained():

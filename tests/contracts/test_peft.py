@@ -5,6 +5,7 @@ import pytest
 import torch
 from families import FAMILIES
 from training import batch, bits, fits_its_fold, gradients, same, small, train
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import timestepper
 from timestepper.errors import MismatchError, NotAttachedError, UnsupportedSiteError
@@ -94,6 +95,22 @@ def test_controllers_that_are_saved_beside_the_adapters_come_back(tmp_path):
     timestepper.load_controllers(base, tmp_path / "steps.safetensors")
     again = peft.PeftModel.from_pretrained(base, tmp_path).eval()
     assert torch.equal(again(batch()[0]), adapted(batch()[0]))
+
+
+def test_on_the_layer_that_takes_the_step_size_it_goes_on_first_in_a_discovered_network():
+    """The step size then enters both of its ends, the base's and the adapter's."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    net, ids = LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes)).eval(), torch.arange(12).view(2, 6)
+    config = peft.LoraConfig(r=2, target_modules=["down_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(net, config).eval()
+    timestepper.attach(net, "fixed(0.5)")
+    folded = timestepper.fold(net)
+    logits = adapted(ids).logits
+    assert torch.equal(folded(ids).logits, logits)
+    for layer in timestepper.detach(net).model.layers:
+        layer.self_attn.register_forward_hook(lambda _, __, out: (out[0] / 2, *out[1:]))
+        layer.mlp.register_forward_hook(lambda _, __, out: out / 2)
+    torch.testing.assert_close(adapted(ids).logits, logits)
 
 
 def test_on_the_layer_that_takes_the_step_size_it_is_refused_by_name():

@@ -12,10 +12,22 @@ from for_images import Config, ForImages, trained_for_images
 from loops import Pictures
 from torch import nn
 from training import batch, bits, same
-from transformers import PreTrainedModel, ResNetConfig, ResNetForImageClassification, Trainer, TrainingArguments
+from transformers import (
+    DeiTConfig,
+    DeiTForImageClassification,
+    PreTrainedModel,
+    ResNetConfig,
+    ResNetForImageClassification,
+    SegformerConfig,
+    SegformerForImageClassification,
+    Trainer,
+    TrainingArguments,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 import timestepper
-from timestepper.errors import CheckpointError
+from timestepper.errors import CheckpointError, MismatchError
 
 OURS = ("timestepper.safetensors", "timestepper.trained.safetensors")
 
@@ -62,6 +74,68 @@ def test_checkpoints_of_a_trainer_stay_unfolded_and_go_on(net, tmp_path):
     fresh = timestepper.attach(ForImages(Config()))
     Trainer(fresh, arguments, train_dataset=Pictures()).train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-1"))
     assert same(bits(fresh), bits(net))
+
+
+PATCHES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+RENAMED = {  # networks whose weights transformers saves under the names of its older versions
+    "ViT": (ViTForImageClassification, ViTConfig(image_size=8, patch_size=4, num_labels=5, **PATCHES)),
+    "DeiT": (DeiTForImageClassification, DeiTConfig(image_size=8, patch_size=4, num_labels=5, **PATCHES)),
+    "Segformer": (
+        SegformerForImageClassification,
+        SegformerConfig(depths=[1] * 4, hidden_sizes=[8, 16, 24, 32], image_size=32, num_labels=5),
+    ),
+}
+
+
+def renamed(name: str, seed: int):
+    torch.manual_seed(seed)
+    kind, config = RENAMED[name]
+    return timestepper.attach(kind(config))
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_checkpoints_of_a_trainer_go_on_where_transformers_renames_weights(name, tmp_path):
+    """The patterns for its old names match in controllers.* too, and a trainer does not undo what they did."""
+    arguments = TrainingArguments(
+        tmp_path, per_device_train_batch_size=4, max_steps=2, save_steps=1, report_to=[], use_cpu=True
+    )
+    net, fresh = renamed(name, seed=0), renamed(name, seed=1)
+    pictures = Larger() if name == "Segformer" else Pictures()
+    Trainer(net, arguments, train_dataset=pictures).train()
+    Trainer(fresh, arguments, train_dataset=pictures).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert same(bits(fresh), bits(net))
+    assert same(bits(timestepper.from_pretrained(RENAMED[name][0], tmp_path / "checkpoint-2")), bits(net))
+
+
+class Larger(Pictures):
+    """In patches of four, in four stages that halve them."""
+
+    images, labels = batch(size=16, pixels=32)
+
+
+def test_controllers_of_another_name_or_kind_are_refused_also_by_a_load_that_is_not_strict(net):
+    """As transformers renamed them in checkpoints of earlier versions; nor are those of another kind dropped."""
+    renamed = {key.replace("controllers.body_", "controllers.body."): value for key, value in net.state_dict().items()}
+    other = timestepper.attach(ForImages(Config()), "channel(0.1)").state_dict()
+    for state in (renamed, other):
+        with pytest.raises(MismatchError, match=r"^controllers\.body.* is no part of .*timestepper\.from_pretrained"):
+            net.load_state_dict(state, strict=False)
+
+
+def test_weights_in_shards_load_one_after_the_other(net):
+    """Each has some of the controllers, which is no reason to refuse it."""
+    fresh, state = timestepper.attach(ForImages(Config())), net.state_dict()
+    for number in range(3):
+        fresh.load_state_dict(dict(list(state.items())[number::3]), strict=False)
+    assert same(bits(fresh), bits(net))
+
+
+def test_a_part_that_was_attached_to_is_named(tmp_path):
+    outer = ForImages(Config())
+    timestepper.attach(outer.body)
+    outer.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"holds no .*, but body\.controllers\..* attach to what you save"):
+        timestepper.from_pretrained(ForImages, tmp_path)
 
 
 def test_a_plain_load_of_unfolded_weights_is_told_of(net, tmp_path, caplog):

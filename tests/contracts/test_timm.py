@@ -27,6 +27,21 @@ def test_layer_decay_keeps_the_network_s_groups_and_leaves_controllers_whole():
     assert {scales[id(parameter)] for parameter in timestepper.controller_parameters(net)} == {1.0}
 
 
+@pytest.mark.parametrize("make", [FAMILIES["timm resnet18"], lambda: timm.create_model("test_vit")])
+def test_controllers_that_want_no_weight_decay_have_none(make):
+    """The first network has no list of its own, the second one has."""
+    model = make()
+    own = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
+    for kind, decayed in (("gain", False), ("two_fc", True)):
+        net = timestepper.attach(model, kind)
+        groups = create_optimizer_v2(net, opt="adamw", lr=0.1, weight_decay=0.05).param_groups
+        decays = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+        matrices = [p for p in timestepper.controller_parameters(net) if p.dim() > 1]
+        assert {decays[id(p)] for p in matrices} == {0.05 if decayed else 0.0}
+        assert decays[id(next(p for p in timestepper.detach(net).parameters() if p.dim() > 3))] == 0.05
+    assert set(getattr(model, "no_weight_decay", set)()) == own
+
+
 def test_its_optimiser_trains_everything(net):
     optimiser = create_optimizer_v2(net, opt="sgd", lr=0.1, weight_decay=0.01, layer_decay=0.75)
     assert sum(len(group["params"]) for group in optimiser.param_groups) == len(list(net.parameters()))

@@ -82,6 +82,14 @@ class TestHuggingFace:
         logits = timestepper.fold(whole.eval())(pixel_values=Pictures.images)["logits"]
         torch.testing.assert_close(torch.as_tensor(found), logits)
 
+    def test_weight_decay_goes_by_the_groups_that_it_is_given(self, tmp_path):
+        net = timestepper.attach(Classifier(8, num_classes=5, width=8), "gain")
+        groups = timestepper.parameter_groups(net, weight_decay=0.1)
+        arguments = TrainingArguments(tmp_path, max_steps=1, report_to=[], use_cpu=True, weight_decay=0.2)
+        run = Trainer(net, arguments, optimizers=(torch.optim.AdamW(groups, lr=0.1), None), train_dataset=Pictures())
+        run.train()
+        assert [group["weight_decay"] for group in run.optimizer.param_groups] == [0.1, 0.0]
+
     def test_columns_of_the_batch_arrive(self, tmp_path):
         """It drops what the forward does not name, and says so by the signature."""
         run = trainer(small(Classifier), tmp_path, 1)

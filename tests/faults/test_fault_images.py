@@ -189,5 +189,15 @@ def test_parts_of_one_image_are_refused_where_batch_norm_has_nothing_to_average(
     assert not (tmp_path / "run").exists()
 
 
+def test_images_that_the_network_does_not_take_are_refused(tmp_path, cli):
+    recipe = ["study/vit", "data.name=digits", "data.augment=none", "run.epochs=1", "schedule.warmup_epochs=0"]
+    message = cli(*runs.train(tmp_path / "run", recipe=recipe)).refused()
+    assert message.startswith(
+        "timm/vit_tiny_patch16_224 does not run on the images of digits, (1, 8, 8) (AssertionError"
+    )
+    assert "img_size" in message
+    assert not (tmp_path / "run").exists()
+
+
 def test_more_workers_than_any_machine_feeds_are_refused(tmp_path, cli):
     assert "256" in cli(*runs.train(tmp_path / "run", "data.workers=1024")).refused()

@@ -174,3 +174,18 @@ def test_saved_controllers_start_no_code(tmp_path, monkeypatch):
     controllers._UNNAMED.clear()
     again = timestepper.load_controllers(plain, path)  # it is imported by now
     assert {type(controller).__name__ for controller in again.controllers.values()} == {"Nameless"}
+
+
+@pytest.mark.parametrize("command", [("inspect",), ("stability", "--samples", 1, "--input-size", 8)])
+def test_a_command_line_names_a_kind_of_a_module_that_is_allowed(command, monkeypatch):
+    command = (*command, "cifar/resnet8", "--controller", "mine")
+    with pytest.raises(UnknownNameError, match="unknown controller 'mine'"):
+        call(*command)
+    assert not ran()
+    monkeypatch.setenv("TIMESTEPPER_MODULES", "my_steps")
+    assert call(*command)
+    assert ran()
+    forget()
+    monkeypatch.setenv("TIMESTEPPER_MODULES", "nowhere,")
+    with pytest.raises(RecipeError, match=r"^TIMESTEPPER_MODULES 'nowhere' cannot be imported: .* on PYTHONPATH"):
+        call(*command)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import timestepper
 from timestepper.adapters import create_model
@@ -105,6 +106,24 @@ def test_the_users_hooks_are_left_alone():
     with torch.no_grad():
         net(torch.randn(1, 3, 32, 32))
     assert len(log.means) == 2 * called
+
+
+def test_a_network_that_takes_no_image_is_counted_on_an_example():
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2
+    )
+    net = timestepper.attach(LlamaForCausalLM(config))
+    attention = 4 * 16 * 16 * 8 + 2 * 8 * 8 * 16  # of 8 tokens
+    expected = 2 * (attention + 3 * 16 * 24 * 8) + 16 * 50 * 8
+    assert timestepper.summary(net).gflops == expected / 1e9
+    assert timestepper.summary(net, example={"input_ids": torch.zeros(2, 8, dtype=int)}).gflops == 2 * expected / 1e9
+    with pytest.raises(MismatchError, match=r"LlamaForCausalLM cannot be counted on one image .* or example=, what"):
+        timestepper.summary(net, (3, 8, 8))
+
+
+def test_a_network_is_counted_on_the_input_that_it_tells_of():
+    net = timestepper.attach(create_model("timm/test_vit", in_chans=1))
+    assert timestepper.summary(net).gflops == timestepper.summary(net, (1, 160, 160)).gflops
 
 
 class OneOfTwoWays(CifarResNet):

@@ -100,6 +100,41 @@ def test_step_sizes_of_another_shape_are_refused_and_nothing_stays():
     assert type(plain) is CifarResNet
 
 
+def test_step_sizes_that_are_no_numbers_are_the_controller_s_fault():
+    class Lost(Steep):
+        def forward(self, descriptors):
+            return super().forward(descriptors) / 0
+
+    with pytest.raises(StepSizeError, match="Lost gives step sizes that are NaN or infinite for layer1, from weights"):
+        timestepper.attach(net(), Lost)
+    empty = net()
+    nn.init.constant_(empty.layer1[0].conv1.weight, torch.nan)  # weights that are loaded later
+    timestepper.attach(empty, "two_fc")
+
+
+def test_a_constructor_that_fails_is_one_line():
+    class Recurrent(Steep):
+        def __init__(self, shape, width):
+            super().__init__(shape)
+            self.gru = nn.GRU(shape.channels, width)
+
+    class NoShape(Steep):
+        def __init__(self):
+            pass
+
+    register("recurrent")(Recurrent)
+    for wrong, reason in {
+        "recurrent(0)": "ValueError: hidden_size",
+        "recurrent(8.5)": "TypeError: hidden_size",
+    }.items():
+        with pytest.raises(
+            StepSizeError, match=rf"^controller {re.escape(wrong)} cannot be built for 1 sites.*{reason}"
+        ):
+            timestepper.attach(net(), wrong)
+    with pytest.raises(UnknownNameError, match=r"NoShape takes no shape of a stage; write def __init__\(self, shape\)"):
+        register("no_shape")(NoShape)
+
+
 # -- recipes and the page ----------------------------------------------------------------------------------------------
 
 
@@ -118,6 +153,26 @@ def test_a_recipe_names_the_module_that_registers_it(tmp_path, monkeypatch):
     recipe = load("smoke/digits-lstm", ["controller.kind=mine(3, 4)", "controller.module=my_steps"])
     assert controller_name(recipe) == "mine(3, 4)"
     assert subject_of(as_dict(recipe)).label == "mine 3, 4"
+
+
+def test_a_recipe_names_a_kind_without_its_option_where_that_has_a_default():
+    class Needy(Steep):
+        def __init__(self, shape, slope):
+            super().__init__(shape, slope)
+
+    register("steep")(Steep)
+    register("needy")(Needy)
+    own = f"controller.module={__name__}"
+    recipe = load("smoke/digits-lstm", ["controller.kind=steep", own])
+    assert controller_name(recipe) == "steep"
+    assert (
+        controller_name(load("smoke/digits-lstm", ["controller.kind=steep", "controller.value=2", own])) == "steep(2)"
+    )
+    assert "steep(1.0), needy(slope)" in names.known()
+    with pytest.raises(RecipeError, match=r"needy needs controller\.value, its slope, a number"):
+        load("smoke/digits-lstm", ["controller.kind=needy", own])
+    with pytest.raises(RecipeError, match=r"fixed needs controller\.value, for example 0\.01"):
+        load("smoke/digits-lstm", ["controller.kind=fixed"])
 
 
 def test_a_sweep_does_not_split_options():

@@ -25,8 +25,10 @@ def inspect(
     import torch
 
     import timestepper
+    from timestepper.recipe.load import import_kind
     from timestepper.sites import create_model, input_pixels, is_known
 
+    import_kind(controller)
     pixels = input_size or input_pixels(model)
     net = create_model(model, original_stride=original_stride)
     discovered = None if is_known(net) else timestepper.discover(net, torch.randn(2, 3, pixels, pixels))

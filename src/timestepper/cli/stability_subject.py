@@ -14,6 +14,7 @@ from timestepper import torchrun
 from timestepper.engine import distributed
 from timestepper.engine.runtime import choose_device
 from timestepper.errors import StabilityError, UnknownNameError
+from timestepper.recipe.load import import_kind
 from timestepper.runs.load import restore
 from timestepper.saving import load_folded
 from timestepper.sites import create_model, input_pixels
@@ -54,6 +55,7 @@ def load(name: str, controller: str, weights: Path | None, data: str | None, roo
     if Path(name).is_dir():
         trained = restore(Path(name))
         return Examined(str(Path(name)), trained.model, trained.data.test)
+    import_kind(controller)
     images = data_sets.open_dataset(data, root).test if data else None
     fitting: Any = images and {"num_classes": images.classes, "in_chans": images.input_shape[0]}
     torch.manual_seed(0)

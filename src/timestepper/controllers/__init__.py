@@ -25,7 +25,15 @@ from timestepper.controllers.independent import Independent
 from timestepper.controllers.lstm import LSTM
 from timestepper.controllers.scalar import Channel, Scalar
 from timestepper.controllers.two_fc import TwoFC
-from timestepper.errors import CheckpointError, Leave, StepSizeError, UnknownNameError, first_line
+from timestepper.errors import (
+    CheckpointError,
+    Leave,
+    StepSizeError,
+    TimestepperError,
+    UnknownNameError,
+    first_line,
+    in_words,
+)
 
 KINDS: dict[str, type[Controller]] = {
     "lstm": LSTM,
@@ -57,9 +65,10 @@ def register(name: str) -> Callable[[type[Controller]], type[Controller]]:
             )
         _check(kind)
         KINDS[name] = kind
-        options = _options_of(kind)
-        example = f"{name}({', '.join(options)})" if options else ""
-        names.CONTROLLERS[name] = names.Kind(options, kind.reads_weights, example)
+        given = {option: each.default for option, each in _options_of(kind).items() if each.default is not each.empty}
+        options = tuple(_options_of(kind))
+        example = f"{name}({', '.join(str(given.get(option, option)) for option in options)})" if options else ""
+        names.CONTROLLERS[name] = names.Kind(options, kind.reads_weights, example, optional=len(given) == len(options))
         return kind
 
     return remember
@@ -68,10 +77,15 @@ def register(name: str) -> Callable[[type[Controller]], type[Controller]]:
 def _check(kind: object) -> None:
     if not (inspect.isclass(kind) and issubclass(kind, Controller)) or inspect.isabstract(kind):
         raise UnknownNameError(f"{kind!r} is no controller; derive it from timestepper.controllers.Controller")
+    if not inspect.signature(kind).parameters:
+        raise UnknownNameError(
+            f"the constructor of {kind.__qualname__} takes no shape of a stage; write def __init__(self, shape), which "
+            "calls super().__init__(shape)"
+        )
 
 
-def _options_of(kind: type[Controller]) -> tuple[str, ...]:
-    return tuple(inspect.signature(kind).parameters)[1:]
+def _options_of(kind: type[Controller]) -> dict[str, inspect.Parameter]:
+    return dict(list(inspect.signature(kind).parameters.items())[1:])
 
 
 @dataclass(frozen=True)
@@ -90,7 +104,15 @@ class ControllerSpec:
         return KINDS.get(self.kind) or _UNNAMED[self.kind]
 
     def build(self, shape: StageShape) -> Controller:
-        return self.controller(shape, **self.options)
+        try:
+            return self.controller(shape, **self.options)
+        except TimestepperError:
+            raise
+        except Exception as error:  # of a user's class, which can raise anything
+            raise StepSizeError(
+                f"controller {self} cannot be built for {shape.sites} sites of {shape.channels} channels: "
+                f"{in_words(error)}; use other options, or mend the constructor of {self.controller.__qualname__}"
+            ) from error
 
     def __str__(self) -> str:
         """As `parse` reads it back, to the last bit: saved controllers are described by it."""

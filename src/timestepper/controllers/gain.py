@@ -17,7 +17,9 @@ class Gain(Controller):
     v is 1 at the first block of a stage and grows with what is added. A branch with a norm gives an output of size g
     whatever it reads, so dt = rho * v / g; without norms it gives g * v, so dt = rho / g. Either way v grows by the
     factor sqrt(1 + rho^2). The output layer starts at 0, so rho starts at 1 / sqrt(L) for the L blocks of the whole
-    network, and the stream's variance grows by a factor of about e, however deep it is. Nothing caps a step size.
+    network, and the stream's variance grows by a factor of about e, however deep it is, where v and g are what they are
+    taken for: in networks without norms. In transformers they are not (docs/tutorials/controller.md). Nothing caps a
+    step size.
     """
 
     reads_gain = True

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from timestepper.api import find_steps, fold
 from timestepper.errors import CheckpointError
 from timestepper.reparam import trained
+from timestepper.root import CONTROLLERS as CHILD
 from timestepper.root import root_methods
 from timestepper.saving import load_controllers, read_description, write_controllers
 from timestepper.steps import find
@@ -45,6 +47,10 @@ def _save_pretrained(original: Any) -> Callable:
             raise CheckpointError(
                 f"{folder}: push_to_hub=True takes neither state_dict nor variant; leave it out and upload the folder"
             )
+        if not folded and "save_original_format" in signature.parameters:
+            # Under the network's own keys, as a trainer reads them back. What transformers does instead, write the
+            # names of its older versions, goes by patterns that match in the middle of ``controllers.*`` too.
+            options.setdefault("save_original_format", False)
         folder.mkdir(parents=True, exist_ok=True)
         saved = original.save_pretrained(fold(self) if folded else self, save_directory, **options)
         if folded:
@@ -85,9 +91,15 @@ def from_pretrained(kind: Any, folder: str | Path, *, example: Any = None, **opt
     """
     folder = Path(folder)
     if not (folder / CONTROLLERS).exists():
-        raise CheckpointError(
-            f"{folder}: holds no {CONTROLLERS}; {getattr(kind, '__name__', kind)}.from_pretrained loads a plain network"
+        name = getattr(kind, "__name__", kind)
+        inner = _inner_controllers(folder)
+        told = (
+            f", but {inner} in its weights, for only a part of {name} was attached to; attach to what you save, or "
+            "attach to that part again and load the weights by load_state_dict"
+            if inner
+            else f"; {name}.from_pretrained loads a plain network"
         )
+        raise CheckpointError(f"{folder}: holds no {CONTROLLERS}{told}")
     folded = _is_folded(folder)
     net = load_controllers(kind.from_pretrained(folder, **options), folder / CONTROLLERS, example=example)
     if folded:
@@ -121,6 +133,19 @@ def _sums(folder: Path) -> dict[str, str]:
             with path.open("rb") as file:  # not read as a whole: it may be larger than the memory
                 found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
     return found
+
+
+def _inner_controllers(folder: Path) -> str | None:
+    """A key of controllers among the weights in a folder, where ``attach`` was called on a part of what was saved."""
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, "pt") as file:
+                keys = list(file.keys())
+        except SafetensorError:
+            continue  # no weights: transformers says what is wrong with them
+        if found := next((key for key in keys if f".{CHILD}." in key), None):
+            return found
+    return None
 
 
 def _is_folded(folder: Path) -> bool:

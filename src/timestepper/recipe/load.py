@@ -61,9 +61,19 @@ def _recipe(tables: dict[str, Any], name: object, overrides: Iterable[str], own:
 
 def import_controller(recipe: Recipe, source: object) -> None:
     """Import the module that registers the recipe's controller, if it names one, and check what it has registered."""
-    module = recipe.controller.module
-    if module is None:
-        return
+    if recipe.controller.module is not None:
+        _import(recipe.controller.module, f"{source}: controller.module")
+        _check_controller(recipe.controller, str(source))
+
+
+def import_kind(controller: str) -> None:
+    """Import what may register a kind that a command line names: the modules that the user allows."""
+    if names.kind_of(controller) not in ("none", *names.CONTROLLERS):
+        for module in names.allowed():
+            _import(module, names.MODULES)
+
+
+def _import(module: str, asked_by: str) -> None:
     try:
         importlib.import_module(module)
     except (KeyboardInterrupt, Leave):
@@ -72,10 +82,8 @@ def import_controller(recipe: Recipe, source: object) -> None:
         missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
         advice = "; is its folder on PYTHONPATH?" if missing else ""
         raise RecipeError(
-            f"{source}: controller.module {module!r} cannot be imported: {type(error).__name__}: {first_line(error)}"
-            + advice
+            f"{asked_by} {module!r} cannot be imported: {type(error).__name__}: {first_line(error)}{advice}"
         ) from error
-    _check_controller(recipe.controller, str(source))
 
 
 def find(reference: str) -> Path:
@@ -218,10 +226,12 @@ def _check_controller(controller: ControllerSettings, source: str) -> None:
         )
     if not known:
         return
-    options = () if kind == "none" else names.CONTROLLERS[kind].options
-    if len(options) == 1 and not written and controller.value is None:
-        example = names.CONTROLLERS[kind].example.partition("(")[2].rstrip(")")
-        raise RecipeError(f"{source}: controller.kind {kind} needs controller.value, for example {example}")
+    told = names.CONTROLLERS.get(kind, names.Kind())
+    options = told.options
+    if len(options) == 1 and not (written or told.optional) and controller.value is None:
+        example = told.example.partition("(")[2].rstrip(")")
+        form = f"its {options[0]}, a number" if example == options[0] else f"for example {example}"
+        raise RecipeError(f"{source}: controller.kind {kind} needs controller.value, {form}")
     if controller.value is not None and (len(options) != 1 or written):
         raise RecipeError(f"{source}: controller.value is not for controller.kind {controller.kind}")
     if kind == "fixed" and controller.value == 0:

@@ -19,7 +19,7 @@ from timestepper.engine.distributed import Group
 from timestepper.engine.loop import TrainingPlan
 from timestepper.engine.runtime import Runtime
 from timestepper.engine.schedule import Schedule
-from timestepper.errors import RecipeError, UnknownNameError, first_line
+from timestepper.errors import RecipeError, UnknownNameError, first_line, in_words
 from timestepper.recipe.schema import ModelSettings, Recipe
 from timestepper.sites import create_model, find_stages
 
@@ -80,13 +80,24 @@ def _loader(recipe: Recipe, images: Any, runtime: Runtime, group: Group, **optio
     )
 
 
-def check_parts(recipe: Recipe, model: nn.Module, batches: data.Loader) -> None:
-    """Refuse parts of a batch that batch norms can make nothing of: one image that has become one pixel."""
+@torch.no_grad()
+def check_images(recipe: Recipe, model: nn.Module, batches: data.Loader) -> None:
+    """Refuse images that the network does not take, and parts of a batch that batch norms can make nothing of."""
+    image = torch.zeros(1, *batches.input_shape, device=batches.device)
+    try:
+        copy.deepcopy(model).eval()(image)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except (AssertionError, ValueError, TypeError, RuntimeError) as error:
+        raise RecipeError(
+            f"{recipe.model.name} does not run on the images of {recipe.data.name}, {tuple(image.shape[1:])} "
+            f"({in_words(error)}); choose other data or another network, or build it for that size (model.options, "
+            "such as img_size=32)"
+        ) from error
     if batches.local_batch > recipe.data.accumulate:
         return
-    try:
-        with torch.no_grad():
-            copy.deepcopy(model).train()(torch.zeros(1, *batches.input_shape, device=batches.device))
+    try:  # one image that has become one pixel has no variance
+        copy.deepcopy(model).train()(image)
     except ValueError as error:
         raise RecipeError(
             f"{recipe.model.name} cannot be trained on one image at a time ({first_line(error)}): data.batch_size "

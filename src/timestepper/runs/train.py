@@ -166,7 +166,7 @@ class Process:
         schedule = build.schedule(recipe, batches.steps)
         model = self.runtime.place(build.network(recipe, images, recipe.runtime.sync_bn and self.group.active))
         optimiser = build.optimiser(recipe, model)
-        build.check_parts(recipe, model, batches)
+        build.check_images(recipe, model, batches)
         observer = NetworkObserver(model, batches.input_shape, recipe.run.monitor)
         state = self.group.agree(lambda: self._open_folder(schedule, batches.samples, model, optimiser))
         training = Training(

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from timestepper import api
-from timestepper.errors import StabilityError, first_line
+from timestepper.errors import NoSitesError, StabilityError, first_line
 from timestepper.sites import Site, find_stages
 
 ONLY_CHAINS = (
-    "only chains of residual blocks (ResNet, ResNeXt) are covered; "
-    "noise, attacks and corruptions work on every network (--no-theory)"
+    "only chains of residual blocks that an adapter knows (ResNet, ResNeXt, SENet) are covered; "
+    "noise, attacks and corruptions work on every network (--no-theory --noise)"
 )
 
 
@@ -97,10 +97,12 @@ def plain_copy(net: nn.Module, *, steps: bool = True) -> nn.Module:
 def open_chain(net: nn.Module, inputs: Tensor, *, steps: bool = True) -> Chain:
     """Run the network once on ``inputs`` and look at what enters and leaves each residual block."""
     model = plain_copy(net, steps=steps)
+    try:
+        stages = find_stages(model)
+    except NoSitesError as error:  # its advice, to register a block, is for who attaches
+        raise StabilityError(f"{type(model).__name__} has no such block; {ONLY_CHAINS}") from error
     links = {
-        site.path: Link(stage.name, site, model.get_submodule(site.path))
-        for stage in find_stages(model)
-        for site in stage.sites
+        site.path: Link(stage.name, site, model.get_submodule(site.path)) for stage in stages for site in stage.sites
     }
     order: list[str] = []
     entered: list[Tensor] = []

@@ -44,7 +44,7 @@ def test_choices_are_what_the_parts_know():
     assert list(names.CONTROLLERS) == list(controllers.KINDS)
     for name, kind in names.CONTROLLERS.items():
         assert kind.reads_weights == controllers.KINDS[name].reads_weights
-        assert kind.options == controllers._options_of(controllers.KINDS[name])
+        assert kind.options == tuple(controllers._options_of(controllers.KINDS[name]))
         assert str(controllers.parse(kind.example or name)) == (kind.example or name)
 
 

@@ -257,6 +257,8 @@ def test_two_records_of_one_run_are_told_and_stand_on_the_page_once(folder, done
             result = run(folder, *arguments)
             assert result.returncode == 0, result.stderr
             assert result.stderr.count(f"warning: {told}") == 1
+            if arguments[0] == "report":
+                assert result.stdout.startswith(f"{len(list((folder / 'results').glob('*.json'))) - 1} records from ")
         assert (folder / "twice.md").read_text().count(told) == 1
     finally:
         other.unlink()
