@@ -139,18 +139,18 @@ def test_a_constructor_that_fails_is_one_line():
 
 
 def test_a_recipe_names_the_module_that_registers_it(tmp_path, monkeypatch):
-    (tmp_path / "my_steps.py").write_text(
+    (tmp_path / "two_numbers.py").write_text(
         "from timestepper.controllers import register\nfrom timestepper.controllers.independent import Independent\n"
         "@register('mine')\nclass Mine(Independent):\n"
         "    def __init__(self, shape, one=1, two=2):\n        super().__init__(shape)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_steps", raising=False)
+    monkeypatch.delitem(sys.modules, "two_numbers", raising=False)
     with pytest.raises(RecipeError, match=r"controller\.kind cannot be 'mine'.*needs controller\.module"):
         load("smoke/digits-lstm", ["controller.kind=mine"])
     with pytest.raises(RecipeError, match=r"controller\.module 'nowhere' cannot be imported"):
         load("smoke/digits-lstm", ["controller.kind=mine", "controller.module=nowhere"])
-    recipe = load("smoke/digits-lstm", ["controller.kind=mine(3, 4)", "controller.module=my_steps"])
+    recipe = load("smoke/digits-lstm", ["controller.kind=mine(3, 4)", "controller.module=two_numbers"])
     assert controller_name(recipe) == "mine(3, 4)"
     assert subject_of(as_dict(recipe)).label == "mine 3, 4"
 
