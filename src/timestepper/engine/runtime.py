@@ -136,3 +136,10 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     if local_rank >= count:
         raise RecipeError(f"process {local_rank} of this machine has no GPU: {count} present; start fewer processes")
     return torch.device("cuda", local_rank)
+
+
+def device_name(device: torch.device) -> str:
+    """The card, or the CPU and its threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"

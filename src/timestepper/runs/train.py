@@ -20,7 +20,7 @@ from timestepper.engine.metrics import read_lines
 from timestepper.engine.optimiser import momentum_of
 from timestepper.engine.progress import Display
 from timestepper.engine.rundir import TIMING, RunDirectory, mark
-from timestepper.engine.runtime import choose_device
+from timestepper.engine.runtime import choose_device, device_name
 from timestepper.engine.schedule import Schedule
 from timestepper.engine.signals import Signals
 from timestepper.errors import (
@@ -234,14 +234,11 @@ class Process:
         final |= finish.evaluate(trained, self.runtime, self._poll)
         made = records.make(
             as_dict(self.run.recipe),
-            name=self.run.name,
             times=list(read_lines(run / TIMING)),
-            data_sha256=self.data.sha256,
-            device=device_name(self.device),
             epochs=epochs,
             final=final,
             step_sizes=finish.final_step_sizes(trained.model),
-            world=self.group.world,
+            **self._facts(),
         )
         self.folder.check()  # the evaluation may have taken long
         records.write(made, run)
@@ -249,6 +246,11 @@ class Process:
         more = {"images": self.data.facts} if self.data.facts else {}
         self._journal.status("finished", self.step, test_error=final["test"]["error"], **more)
         return final
+
+    def _facts(self) -> dict[str, Any]:
+        """What every result says of its run beside the recipe."""
+        told = {"name": self.run.name, "data_sha256": self.data.sha256}
+        return told | {"device": device_name(self.device), "world": self.group.world}
 
     def _poll(self) -> None:
         if self.signals.stop:
@@ -283,9 +285,8 @@ class Process:
         """Among the results, so that nobody takes those that ended for all."""
         run = self.run
         if self.folder is not None and (results := run.results or run.measured_to):
-            facts = {"name": run.name, "data_sha256": self.data.sha256, "device": device_name(self.device)}
-            facts["world"] = self.group.world
             try:
+                facts = self._facts()
                 records.publish_diverged(as_dict(run.recipe), results, **facts, step=error.step, error=str(error))
             except (OSError, TimestepperError) as other:  # what went wrong first is what the run ends with
                 self.display.tell(f"could not write down in {results} that this run diverged: {in_words(other)}")
@@ -294,10 +295,3 @@ class Process:
         if self._journal is not None:
             with contextlib.suppress(Exception):
                 self._journal.status(state, self.step, **fields)
-
-
-def device_name(device: torch.device) -> str:
-    """The card, or the CPU and its threads."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"CPU, {torch.get_num_threads()} threads"
