@@ -104,15 +104,16 @@ def _distinct(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
 
     Records of an arm with one seed, or with one training curve under several seeds, are one run: a file was copied, or
     trained twice. Where all of them say the same, the lowest seed counts. Where they do not, none does: a choice by
-    the name of a file could be anybody's, and no record has a date.
+    the name of a file could be anybody's, and no record has a date. Nor does a curve that two conditions have.
     """
-    arms: dict[tuple[Task, Subject], list[Record]] = defaultdict(list)
-    for record in records:
-        arms[task_of(record), record.subject].append(record)
+    found = list(records)
+    seeds, curves = defaultdict(list), defaultdict(list)
+    for record in found:
+        seeds[_arm(record)].append(record)
+        curves[_curve(record)].append(record)
     counting, told = [], []
-    for record in (record for arm in arms.values() for record in arm):
-        arm = arms[task_of(record), record.subject]
-        same = [other for other in arm if other.seed == record.seed or other.loss == record.loss]
+    for record in found:
+        same = list({other.path: other for other in (*seeds[_arm(record)], *curves[_curve(record)])}.values())
         first = min(same, key=lambda other: (other.seed, other.path))
         if any(_outcome(other) != _outcome(record) for other in same):
             others = ", ".join(other.path for other in same if other is not record)
@@ -124,8 +125,18 @@ def _distinct(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
     return counting, told
 
 
+def _arm(record: Record) -> tuple:
+    return task_of(record), record.subject, record.seed
+
+
+def _curve(record: Record) -> tuple:
+    """A training curve, whatever batch size, learning rate or other condition it is said to be of."""
+    task = task_of(record)
+    return task.data, task.model, task.epochs, record.subject, *record.loss
+
+
 def _outcome(record: Record) -> tuple:
-    return record.loss, record.final, record.noise, record.stability
+    return task_of(record), record.subject, record.loss, record.final, record.noise, record.stability
 
 
 def task_of(record: Record | Diverged) -> Task:

@@ -72,12 +72,12 @@ class Estimate:
         low, high = self.interval(confidence)
         return f"[{signed(low, digits)}, {signed(high, digits)}]"
 
-    def seeds(self) -> str:
-        """``3 seeds``, ``9 and 3 seeds`` of two samples in their order, ``3 to 9 seeds each`` of more."""
+    def seeds(self, sides: int = 2) -> str:
+        """``3 seeds``; ``9 and 3 seeds`` of two samples, one of each side; ``3 to 9 seeds each`` of others."""
         least, most = min(self.counts), max(self.counts)
         if least == most:
             return f"{least} seed{'s' if least > 1 else ''}"
-        if len(self.counts) == 2:
+        if len(self.counts) == sides == 2:
             return f"{self.counts[0]} and {self.counts[1]} seeds"
         return f"{least} to {most} seeds each"
 

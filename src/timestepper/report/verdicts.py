@@ -31,8 +31,8 @@ from timestepper.report.statistics import (
     holm,
 )
 
-_ALL, _DISAGREE = "all of these together", "the settings disagree"
-_NOT_EACH = "not every setting says so by itself"
+_ALL, _DISAGREE, _DIFFER = "all of these together", "the settings disagree", "the settings differ in size"
+_NOT_EACH = "on average only, not in each setting"
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ def _lost(statement: Statement, arms: Sequence[Arm]) -> int:
 def _is_at(task: Task, place: Place, statement: Statement) -> bool:
     named = {place.model} if place.model else {*statement.over, *(side.model for side in statement.sides)} - {""}
     fits = task.model in named if named else is_resnet(task.model)
-    same = place.data == task.data and place.options == (task.options or "")
-    return fits and same and place.lr in (None, task.lr)
+    options = sorted((task.options or "").split()) == sorted(place.options.split())  # in any order
+    return fits and options and place.data == task.data and place.lr in (None, task.lr)
 
 
 def _pool(blank: Verdict, settings: Sequence[Demand]) -> list[Verdict]:
@@ -151,7 +151,8 @@ def _pool(blank: Verdict, settings: Sequence[Demand]) -> list[Verdict]:
     each = [_together(blank, bundle) for bundle in bundles]
     others = [pair for pair in zip(found, settings, strict=True) if pair[1] not in whole and pair[1].unlike <= nearest]
     against = [verdict for verdict, _ in others if verdict.state == CONTRADICTED]  # by some depths, without the others
-    main = _agreed(each[-1], [*each, *against], [_mean(bundle).parts for bundle in bundles])
+    single = [_verdict(blank, setting).state for bundle in bundles for setting in bundle]
+    main = _agreed(each[-1], [*each, *against], [_mean(bundle).parts for bundle in bundles], single)
     if lost := [setting for _, setting in others if setting.lost]:  # the mean would be that of the settings it suits
         told = "; ".join(f"{wording.diverged(setting.lost)} at {setting.where}" for setting in lost)
         main = replace(main, state=OPEN, detail=f"{main.detail}; {told}")
@@ -185,20 +186,23 @@ def _mean(settings: Sequence[Demand]) -> Demand:
     return Demand(parts, note, lost=lost, where=_ALL, short=short, rough=rough)
 
 
-def _agreed(main: Verdict, verdicts: Sequence[Verdict], parts: Sequence[Sequence[Part]]) -> Verdict:
+def _agreed(
+    main: Verdict, verdicts: Sequence[Verdict], parts: Sequence[Sequence[Part]], single: Sequence[str] = ()
+) -> Verdict:
     """The main verdict where those of several settings, which have these parts, bear it out; else it is open.
 
     Where they differ for certain, each must say by itself what the main one says. That something lies within a margin
-    each must say in any case: one that is better and one that is worse are not equal.
+    each must say in any case: one that is better and one that is worse are not equal. ``single`` are the states of
+    settings whose mean is among the verdicts.
     """
     states = {verdict.state for verdict in verdicts}
     alike = main.state == (SUPPORTED if main.statement.check in ("similar", "near") else EQUAL)
-    opposed = {SUPPORTED, CONTRADICTED} <= states | {main.state}
-    if main.state == OPEN or states == {main.state}:
+    opposed = {SUPPORTED, CONTRADICTED} <= states | {main.state, *single}
+    if states == {main.state} or (main.state == OPEN and not opposed):
         return main
-    if opposed or _differ(parts):
-        return replace(main, state=OPEN, detail=f"{main.detail}; {_DISAGREE}")
-    return replace(main, state=OPEN, detail=f"{main.detail}; {_NOT_EACH}") if alike else main
+    why = _DISAGREE if opposed else _DIFFER if _differ(parts) else _NOT_EACH if alike else ""
+    detail = main.detail.removesuffix(f"; {_DIFFER}").removesuffix(f"; {_DISAGREE}")  # of some of them
+    return replace(main, state=OPEN, detail=f"{detail}; {why}") if why else main
 
 
 def _differ(settings: Sequence[Sequence[Part]]) -> bool:
@@ -220,7 +224,7 @@ def _verdict(blank: Verdict, asked: Demand) -> Verdict:
     state = decide(asked.parts, points=statement.check == "lower" and "error" in statement.quantity)
     if asked.partial:
         # Some depths can contradict what is said of each or of any two of them, but not a slope over all.
-        parts = [part for part in asked.parts if part.at or statement.check == "keeps"]
+        parts = [part for part in asked.parts if part.at]
         state = CONTRADICTED if parts and decide(parts) == CONTRADICTED else NOT_RUN
     if state != NOT_RUN and (asked.rough or asked.lost):
         state = OPEN  # a mean without the runs that failed is too kind

@@ -4,7 +4,7 @@ import math
 
 from timestepper.report.claims import Statement
 from timestepper.report.parts import Demand
-from timestepper.report.statistics import CONFIDENCE, Part, refuted, signed
+from timestepper.report.statistics import CONFIDENCE, EQUAL_CONFIDENCE, Part, refuted, signed
 
 
 def detail(asked: Demand, statement: Statement, confidence: float) -> str:
@@ -21,7 +21,7 @@ def detail(asked: Demand, statement: Statement, confidence: float) -> str:
     if many:
         weakest = max(many, key=lambda part: part.estimate.chance(part.bound, part.above))
         told.append(f"weakest at {weakest.at}: {_part(weakest, statement, confidence)}")
-    text = f"{'; '.join(told)}, {asked.parts[0].estimate.seeds()}"
+    text = f"{'; '.join(told)}, {asked.parts[0].estimate.seeds(len(statement.sides))}"
     if statement.check == "ranks":
         text = "; ".join(told)
     if asked.lost:
@@ -36,6 +36,8 @@ def _part(part: Part, statement: Statement, confidence: float) -> str:
         low, high = part.estimate.interval()
         numbers = [signed(math.tanh(value)) for value in (part.estimate.mean, low, high)]
         return f"{part.what} {numbers[0]} [{numbers[1]}, {numbers[2]}]"
+    if part.bound:
+        confidence = EQUAL_CONFIDENCE  # which decides where a margin is allowed
     digits = 3 if "step" in statement.quantity or "stage" in statement.quantity else 2
     unit = " points" if "error" in statement.quantity else ""
     value, bounds = f"{signed(part.estimate.mean, digits)}{unit}", part.estimate.bounds(digits, confidence)

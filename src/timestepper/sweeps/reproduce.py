@@ -3,15 +3,17 @@
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from timestepper import records
 from timestepper.engine.rundir import is_here, read_status
 from timestepper.engine.signals import Signals, leaving
 from timestepper.errors import DataError, Leave, RecordError, TimestepperError
-from timestepper.recipe.load import identity, import_controller
+from timestepper.recipe.load import as_dict, identity, import_controller
 from timestepper.records.diverged import Diverged, skipped
 from timestepper.records.record import Record
+from timestepper.records.subject import subject_of
 from timestepper.runs.run import FAILED, INTERRUPTED, RUNNING, WAITING, Run
 from timestepper.runs.start import widen_device_queue
 from timestepper.sweeps.plan import by_the_clock
@@ -77,19 +79,22 @@ def _is_foreign(run: Run) -> bool:
 
 
 def _expected(run: Run, known: Sequence[Record]) -> float:
-    """Hours of one run: the number of the set's file, or less where such a run has had less of a GPU's time.
+    """Hours of one run: the number of the set's file, or less where such runs have usually had less of a GPU's time.
 
     Never more, and never the time by the clock: nearly all runs shared their card, with runs of other processes too.
     """
-    data, model = run.recipe.data, run.recipe.model.name
-    like = (model, data.name, data.batch_size)
+    kind = _kind(as_dict(run.recipe))
     alike = [
         record.gpu_seconds / len(record.loss) * run.recipe.run.epochs / 3600
         for record in known
-        if (record.recipe["model"]["name"], record.recipe["data"]["name"], record.recipe["data"]["batch_size"]) == like
-        and record.gpu_seconds is not None  # which no run on a CPU has
+        if record.gpu_seconds is not None and _kind(record.recipe) == kind  # no run on a CPU has any
     ]
-    return min([run.hours, *alike])
+    return min(run.hours, median(alike)) if alike else run.hours
+
+
+def _kind(recipe: Mapping[str, Any]) -> tuple:
+    """What the time of an epoch depends on."""
+    return recipe["model"]["name"], recipe["data"]["name"], recipe["data"]["batch_size"], subject_of(recipe).kind
 
 
 def bring_to_end(

@@ -152,8 +152,17 @@ def test_networks_come_in_the_order_of_their_depth_and_the_longest_training_firs
     assert [found.task.depth for found in group(like(records[0], change) for change in changes)] == [20, 56, 110]
     longest = group([like(records[0], "run.epochs=20"), like(records[0])])
     assert [found.task.epochs for found in longest] == [300, 20]
-    batches = group(like(records[0], "run.epochs=20", f"data.batch_size={size}") for size in (128, 64))
+    sizes = [like(records[0], "run.epochs=20", f"data.batch_size={size}") for size in (128, 64)]
+    batches = group(numbered(run, 0, f"{luck}", luck) for luck, run in enumerate(sizes))
     assert [found.task.batch_size for found in batches] == [64, 128]
+
+
+@pytest.mark.parametrize("change", ["data.batch_size=127", "optimiser.lr=0.3", "runtime.precision=tf32"])
+def test_a_run_that_was_copied_to_another_condition_is_no_second_setting(records, change):
+    runs = [replace(like(records[0]), path="a"), replace(like(records[0], change), path="b")]
+    assert counted(runs) == []
+    assert all("none counts" in told for told in groups.repeated(runs))
+    assert len(group([runs[0], numbered(runs[1], 0, "b", luck=1.0)])) == 2
 
 
 def test_real_runs_group_by_controller_with_plain_first(records):

@@ -459,9 +459,9 @@ def gap(size, epochs, scatter=1.0):
 def test_settings_that_differ_are_not_averaged_into_a_verdict_that_none_of_them_has():
     assert verdict(LOWER, *gap(0.02, 2), *gap(-0.02, 3)).state == EQUAL
     found = verdict(LOWER, *gap(0.25, 2), *gap(-0.25, 3))  # each is open, the mean is 0.00
-    assert (found.state, found.detail.endswith("; the settings disagree")) == (OPEN, True)
+    assert (found.state, found.detail.endswith("; the settings differ in size")) == (OPEN, True)
     found = verdict(LOWER, *gap(0.02, 2, 1.4), *gap(-0.02, 3, 1.4))  # the mean is equal, and each may be 0.3 away
-    assert (found.state, found.detail.endswith("; not every setting says so by itself")) == (OPEN, True)
+    assert (found.state, found.detail.endswith("; on average only, not in each setting")) == (OPEN, True)
     assert verdict(LOWER, *gap(0.02, 2), *gap(-3, 3)).state == OPEN  # the mean is -1.5
     assert verdict(LOWER, *gap(-1, 2), *gap(-3, 3)).state == SUPPORTED
     assert verdict(LOWER, *gap(-0.35, 2), *gap(-0.05, 3)).state == SUPPORTED  # supported and equal are no opposites

@@ -115,10 +115,15 @@ def test_a_run_of_another_seed_is_another_run(tmp_path):
 
 
 def test_the_expected_time_is_the_set_s_or_less_where_such_runs_had_less_of_a_gpu(tmp_path):
-    """5 hours by the set; 2 for 10 epochs of a GPU's time, and by the clock nothing is known: cards are shared."""
-    had = [recorded("run.seed=1", gpu_seconds=1e6), recorded("run.epochs=20", seconds=1e6, gpu_seconds=14400.0)]
-    assert only(had[:1], tmp_path)[1] == 5.0  # among processes, too
+    """5 hours by the set; 2 for 10 epochs of a GPU's time, and by the clock nothing is known: cards are shared.
+
+    The usual share counts, and that of the same controller: one lucky run, or a cheaper kind, says little.
+    """
+    usual = recorded("run.epochs=20", seconds=1e6, gpu_seconds=14400.0)
+    had = [usual, recorded("run.seed=1", gpu_seconds=1e6), recorded("run.seed=2", gpu_seconds=1.0)]
+    assert only(had[1:2], tmp_path)[1] == 5.0  # among processes, too
     assert only(had, tmp_path)[1] == pytest.approx(2.0)
+    assert only([recorded("controller.kind=lstm", gpu_seconds=1.0)], tmp_path)[1] == 5.0
     assert only(had, tmp_path, "run.epochs=20", "run.seed=4")[1] == pytest.approx(4.0)
 
 
