@@ -8,48 +8,19 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 from torch.nn.utils.parametrize import ParametrizationList
 
 from timestepper import equations, kernels, reparam
 from timestepper.controllers import Controller, ControllerSpec, StageShape
 from timestepper.controllers.base import at_least_float32, by_stage, in_one
 from timestepper.controllers.gain import log_gain
+from timestepper.controllers.together import Controllers, is_sharded
 from timestepper.errors import StepSizeError, WrappedModelError
-from timestepper.root import CONTROLLERS, refuse_foreign
+from timestepper.root import CONTROLLERS
 from timestepper.sites import Site, Stage
 
 Convs = dict[str, tuple[dict[str, nn.Module | None], str]]  # by path: the siblings of a layer, and its name among them
-
-
-class Controllers(nn.ModuleDict):
-    """One controller for every stage. As a child of the network it is no layer: what goes in comes out.
-
-    ``fused`` chooses the kernels: None where they can run, True or False to insist.
-    """
-
-    fused: bool | None = None
-    dt0: Tensor  # the first step sizes, where there is a start to count from
-
-    def __init__(self, spec: ControllerSpec, shapes: dict[str, StageShape]):
-        super().__init__({name: spec.build(shape) for name, shape in shapes.items()})
-        self.spec = spec
-        self.register_load_state_dict_post_hook(refuse_foreign)
-
-    def forward(self, *inputs):
-        return inputs[0] if len(inputs) == 1 else inputs
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """As attach makes them, for a network that was on the meta device until now (``to_empty``)."""
-        if "dt0" in self._buffers:
-            raise StepSizeError(
-                "start= counts from the first step sizes, which a network on the meta device does not have; attach "
-                "once its weights are there, or load them"
-            )
-        for controller in cast(Iterable[Controller], self.values()):
-            fresh = self.spec.build(controller.shape)
-            for mine, new in zip(controller.parameters(), fresh.parameters(), strict=True):
-                mine.copy_(_in_shards_of(mine, new.to(mine.device)))
 
 
 @dataclass(frozen=True)
@@ -131,7 +102,7 @@ class Controlled:
                         f"{type(controller).__name__} gives step sizes of shape {tuple(found.shape)} for {stage.name}, "
                         f"which has {wanted[0]} sites of {wanted[1]} channels; return {wanted}"
                     )
-                if not found.is_meta and described.isfinite().all() and not found.isfinite().all():
+                if _has_numbers(described, found) and described.isfinite().all() and not found.isfinite().all():
                     raise StepSizeError(
                         f"{type(controller).__name__} gives step sizes that are NaN or infinite for {stage.name}, from "
                         "weights that are not; mend its forward or its options"
@@ -266,25 +237,12 @@ def held_still(root: nn.Module) -> Iterator[None]:
             part.training = True
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    """By name: torch.distributed takes long to load."""
-    return type(tensor).__name__ == "DTensor"
-
-
 def called(controller: Controller, described: Tensor) -> Tensor:
     """Its step sizes. Outside of a forward of the network FSDP leaves it in shards, which every rank has to gather."""
     if not torch.compiler.is_compiling() and any(map(is_sharded, controller.parameters())):
         whole = {name: _gathered(parameter) for name, parameter in controller.named_parameters()}
         return torch.func.functional_call(controller, whole, (described,))
     return controller(described)
-
-
-def _in_shards_of(sharded: Tensor, whole: Tensor) -> Tensor:
-    if not is_sharded(sharded):
-        return whole
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(whole, sharded.device_mesh, sharded.placements)  # type: ignore[attr-defined]
 
 
 def _gathered(described: Tensor) -> Tensor:
@@ -294,3 +252,8 @@ def _gathered(described: Tensor) -> Tensor:
     from torch.distributed.tensor import Partial
 
     return described.full_tensor(grad_placements=[Partial("avg")] * described.device_mesh.ndim)  # type: ignore[attr-defined]
+
+
+def _has_numbers(*tensors: Tensor) -> bool:
+    """Whether they can be looked at: on the meta device, and where torch only pretends, there are shapes alone."""
+    return not any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors)

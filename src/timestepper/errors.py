@@ -137,10 +137,15 @@ def missing_package(error: BaseException) -> str | None:
     return f"this needs {name}, which is not installed: pip install 'timestepper[{_EXTRAS[name]}]'"
 
 
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an allocator, of which there are many, has found no room."""
+    return isinstance(error, MemoryError) or any(sign in _said(error) for sign in _NO_MEMORY)
+
+
 def in_words(error: BaseException) -> str:
     """A foreign error as one line of ours; the allocators' in words, for they tell of themselves."""
     text = f"{type(error).__name__}: {first_line(error)}"
-    if isinstance(error, MemoryError) or any(sign in _said(error) for sign in _NO_MEMORY):
+    if lacks_memory(error):
         return f"not enough memory ({text}); use a smaller batch or network, or another machine"
     return text
 

@@ -1,5 +1,6 @@
 """What is attached to what: stages, sites, parameters and multiply-adds of a network, as plain data."""
 
+import contextlib
 import copy
 import math
 from collections.abc import Iterator
@@ -18,11 +19,9 @@ from timestepper.equations import evolution_time
 from timestepper.errors import MismatchError, UnknownNameError, first_line
 from timestepper.links import in_shards
 from timestepper.sites import skipped_blocks
-from timestepper.sites.example import NeedsExampleError, calls_of
-from timestepper.sites.twin import Call, converted, without_hooks
+from timestepper.sites.example import calls_of
+from timestepper.sites.twin import Call, left_alone, without_hooks
 from timestepper.steps import Steps
-
-_META = torch.device("meta")
 
 
 @dataclass(frozen=True)
@@ -148,34 +147,46 @@ def count_parameters(model: nn.Module) -> int:
 
 def multiply_adds(model: nn.Module, input_size: tuple[int, int, int] | None = None, example: Any = None) -> int:
     """Multiply-adds of convolutions and matrix products for one image or example, counted on shapes alone."""
-    given = f"one image of input_size {input_size}" if input_size is not None else "an example"
+    if input_size is not None and example is not None:
+        raise MismatchError("input_size and example= are two inputs to count on; give one of them")
+    given = f"one image of input_size {input_size}"
     try:
-        call = _call(model, input_size, example)
-        shadow = copy.deepcopy(model, without_hooks(model)).to("meta").float().eval()  # as the image is
-        shadow = detach(shadow) if is_attached(shadow) else shadow  # the network's own, as it was
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            shadow(*call.args, **call.kwargs)
+        for call in _calls(model, input_size, example):
+            given = given if input_size is not None else f"an example of {call}"
+            for on_shapes in (True, False):  # masks and caches make some networks look at numbers
+                with contextlib.suppress(Exception):
+                    return _counted(model, call, on_shapes)
+        return _counted(model, call, on_shapes)  # once more, for what it says
     except Exception as error:  # of a foreign network, which can raise anything
         raise MismatchError(
             f"the multiply-adds of {type(model).__name__} cannot be counted on {given}: {type(error).__name__}: "
             f"{first_line(error)}; give the (channels, height, width) that it takes, or example=, what its forward "
             "takes, or call timestepper.step_sizes, which needs no image"
         ) from error
+
+
+def _calls(model: nn.Module, input_size: tuple[int, int, int] | None, example: Any) -> list[Call]:
+    """What to count on: as given, else one image or text as the network tells of its input, or an image of 224."""
+    if input_size is not None:
+        return [Call((torch.zeros(1, *input_size),), {})]
+    if example is not None:
+        return calls_of(model, example)
+    found = []
+    with contextlib.suppress(Exception):  # a network may tell anything
+        told = calls_of(model)[-1]
+        found = [Call(*tree_map(lambda value: value[:1], (told.args, told.kwargs)))]
+    return [*found, Call((torch.zeros(1, 3, 224, 224),), {})]
+
+
+def _counted(model: nn.Module, call: Call, on_shapes: bool) -> int:
+    with left_alone(), torch.no_grad():
+        shadow = copy.deepcopy(model, without_hooks(model))
+        shadow = (shadow.to("meta") if on_shapes else shadow).float().eval()  # as the image is
+        shadow = detach(shadow) if is_attached(shadow) else shadow  # the network's own, as it was
+        args, options = call.arguments(shadow, torch.float32)
+        with FlopCounterMode(display=False) as counter:
+            shadow(*args, **options)
     return counter.get_total_flops() // 2
-
-
-def _call(model: nn.Module, input_size: tuple[int, int, int] | None, example: Any) -> Call:
-    """What to count on, as shapes; an input that the network tells of itself, cut to one image or text."""
-    if example is None and input_size is not None:
-        example = torch.empty(1, *input_size)
-    try:
-        call = calls_of(model, example)[-1]
-    except NeedsExampleError:
-        call = Call((torch.empty(1, 3, 224, 224),), {})
-    shapes = tree_map(lambda value: converted(value, torch.float32, _META), (call.args, call.kwargs))
-    if example is None:
-        shapes = tree_map(lambda value: value[:1], shapes)
-    return Call(*shapes)
 
 
 def controller_multiply_adds(found: Steps) -> int:

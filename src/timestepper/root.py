@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -46,9 +47,11 @@ def root_class(original: Any) -> Any:
     methods: dict[str, Any] = {
         "forward": functools.wraps(original.forward)(forward),
         "__reduce_ex__": lambda self, protocol: (remade, (root_class, original), self.__getstate__()),
-        "no_weight_decay": _no_weight_decay(original),
         "_original": original,
     }
+    told = inspect.getattr_static(original, "no_weight_decay", None)
+    if told is None or inspect.isfunction(told):  # what is no method is not for timm
+        methods["no_weight_decay"] = _no_weight_decay(original)
     methods |= {name: make(original) for name, make in root_methods.items() if hasattr(original, name)}
     if isinstance(getattr(original, "dtype", None), property):  # transformers': that of the first parameter
         methods["dtype"] = property(_own_dtype)
@@ -71,12 +74,13 @@ def _naming_controllers(net: nn.Module, args: tuple) -> tuple:
 
 
 def _no_weight_decay(original: Any) -> Callable:
-    def no_weight_decay(self) -> set[str]:
+    def no_weight_decay(self, *args: Any, **options: Any) -> set[str]:
         """Names of the parameters that want none, as timm's optimisers ask a network for them."""
-        own = original.no_weight_decay(self) if hasattr(original, "no_weight_decay") else ()
+        own = original.no_weight_decay(self, *args, **options) if hasattr(original, "no_weight_decay") else ()
         controllers: Any = self._modules.get(CONTROLLERS)  # none of a network that was made by type(net)(...)
         kept = [stage for stage, each in controllers.items() if not each.decays] if controllers is not None else []
-        return {*own, *(f"{CONTROLLERS}.{s}.{name}" for s in kept for name, _ in controllers[s].named_parameters())}
+        told = (f"{CONTROLLERS}.{stage}.{name}" for stage in kept for name, _ in controllers[stage].named_parameters())
+        return {*(own or ()), *told}
 
     return no_weight_decay
 
@@ -85,21 +89,6 @@ def _own_dtype(net: nn.Module) -> torch.dtype:
     """Controllers stay in float32, whatever the network is cast to."""
     parameters = (p for name, p in net.named_parameters() if not name.startswith(f"{CONTROLLERS}."))
     return next((p.dtype for p in parameters if p.is_floating_point()), torch.get_default_dtype())
-
-
-def refuse_foreign(controllers: nn.Module, loaded: Any) -> None:
-    """What loading does with ``controllers.*`` that this network does not have, also where it is not strict.
-
-    Torch would drop them, and the network would run with other step sizes than were saved. Keys that are missing are
-    no fault: plain weights have none, and each shard of a file has some.
-    """
-    foreign = [key for key in loaded.unexpected_keys if f".{CONTROLLERS}." in f".{key}"]
-    if foreign:
-        raise MismatchError(
-            f"{foreign[0]} is no part of this network's controllers, whose kind, start or network is another; attach "
-            "as it was saved, load a trainer's checkpoint by timestepper.from_pretrained(Class, folder), or leave "
-            f"{CONTROLLERS}.* out to load the other weights alone"
-        )
 
 
 def _items(net: nn.Module) -> list[tuple[str, nn.Module | None]]:

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 import timestepper
-from timestepper.errors import CheckpointError, MismatchError
+from timestepper.errors import CheckpointError
 
 OURS = ("timestepper.safetensors", "timestepper.trained.safetensors")
 
@@ -118,8 +118,25 @@ def test_controllers_of_another_name_or_kind_are_refused_also_by_a_load_that_is_
     renamed = {key.replace("controllers.body_", "controllers.body."): value for key, value in net.state_dict().items()}
     other = timestepper.attach(ForImages(Config()), "channel(0.1)").state_dict()
     for state in (renamed, other):
-        with pytest.raises(MismatchError, match=r"^controllers\.body.* is no part of .*timestepper\.from_pretrained"):
+        with pytest.raises(RuntimeError, match=r"\tcontrollers\.body.* is no part of .*timestepper\.from_pretrained"):
             net.load_state_dict(state, strict=False)
+    bare = {key.removeprefix("controllers."): value for key, value in other.items() if key.startswith("controllers.")}
+    with pytest.raises(RuntimeError, match="is no part of this network's controllers"):
+        net.controllers.load_state_dict(bare, strict=False)
+
+
+@pytest.mark.parametrize("first", ["controllers", "net"])
+def test_what_others_call_controllers_is_their_own(net, first):
+    """Whichever of them a module has first; and a teacher that was attached may become a plain one."""
+
+    def made(length, teacher):
+        parts = {"controllers": nn.ModuleList(nn.Linear(2, 2) for _ in range(length)), "net": net, "teacher": teacher}
+        return nn.ModuleDict(dict(sorted(parts.items(), key=lambda part: part[0] != first)))
+
+    saved = made(2, timestepper.attach(ForImages(Config()))).state_dict()
+    found = made(1, ForImages(Config())).load_state_dict(saved, strict=False)
+    assert not found.missing_keys
+    assert {key.split(".")[0] for key in found.unexpected_keys} == {"controllers", "teacher"}
 
 
 def test_weights_in_shards_load_one_after_the_other(net):

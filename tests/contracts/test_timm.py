@@ -42,6 +42,27 @@ def test_controllers_that_want_no_weight_decay_have_none(make):
     assert set(getattr(model, "no_weight_decay", set)()) == own
 
 
+def no_weight_decay(self, more=()):
+    return {"bn1.weight", *more} if more is not None else None
+
+
+OTHERS = {
+    "method": (no_weight_decay, lambda net: net.no_weight_decay(("fc.bias",)), {"bn1.weight", "fc.bias"}),
+    "no names": (no_weight_decay, lambda net: net.no_weight_decay(None), set()),
+    "property": (property(no_weight_decay), lambda net: net.no_weight_decay, {"bn1.weight"}),
+    "set": ({"bn1.weight"}, lambda net: net.no_weight_decay, {"bn1.weight"}),
+    "staticmethod": (staticmethod(lambda: {"bn1.weight"}), lambda net: net.no_weight_decay(), {"bn1.weight"}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_network_that_has_such_a_list_in_another_form_keeps_it(name):
+    written, read, expected = OTHERS[name]
+    model = timm.create_model("resnet10t", num_classes=3)
+    model.__class__ = type("Own", (type(model),), {"no_weight_decay": written})
+    assert {key for key in read(timestepper.attach(model, "gain")) if "controllers" not in key} == expected
+
+
 def test_its_optimiser_trains_everything(net):
     optimiser = create_optimizer_v2(net, opt="sgd", lr=0.1, weight_decay=0.01, layer_decay=0.75)
     assert sum(len(group["params"]) for group in optimiser.param_groups) == len(list(net.parameters()))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 import timestepper
 from timestepper import controllers, names
@@ -110,6 +111,35 @@ def test_step_sizes_that_are_no_numbers_are_the_controller_s_fault():
     empty = net()
     nn.init.constant_(empty.layer1[0].conv1.weight, torch.nan)  # weights that are loaded later
     timestepper.attach(empty, "two_fc")
+
+
+def test_on_the_meta_device_no_numbers_are_looked_at():
+    class Constant(Steep):
+        def forward(self, descriptors):
+            return torch.full((self.shape.sites, self.shape.channels), 0.5)
+
+    assert timestepper.is_attached(timestepper.attach(net().to("meta"), Constant))
+    with FakeTensorMode():
+        assert timestepper.is_attached(timestepper.attach(net(), "fixed(0.5)"))
+
+
+def test_options_have_a_place():
+    """What is given by name alone cannot be written behind a controller's; nor is a default shown that is no number."""
+
+    class ByName(Steep):
+        def __init__(self, shape, *, width):
+            super().__init__(shape)
+
+    class Odd(Steep):
+        def __init__(self, shape, way="relu", *more, quick=True, **others):
+            super().__init__(shape)
+
+    with pytest.raises(UnknownNameError, match=r"ByName wants width by its name.*write it before the \*"):
+        register("by_name")(ByName)
+    assert "by_name" not in controllers.KINDS
+    register("odd")(Odd)
+    assert names.CONTROLLERS["odd"].example == "odd(way)"
+    assert load("smoke/digits-lstm", ["controller.kind=odd", f"controller.module={__name__}"]).controller.kind == "odd"
 
 
 def test_a_constructor_that_fails_is_one_line():

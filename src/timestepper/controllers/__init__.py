@@ -64,11 +64,12 @@ def register(name: str) -> Callable[[type[Controller]], type[Controller]]:
                 f"a controller called {name!r} exists already, {known.__qualname__}; use another name"
             )
         _check(kind)
+        options = _options_of(kind)
+        shown = (str(each.default) if isinstance(each.default, int | float) else key for key, each in options.items())
+        example = f"{name}({', '.join(shown)})" if options else ""
+        optional = all(each.default is not each.empty for each in options.values())
+        names.CONTROLLERS[name] = names.Kind(tuple(options), kind.reads_weights, example, optional=optional)
         KINDS[name] = kind
-        given = {option: each.default for option, each in _options_of(kind).items() if each.default is not each.empty}
-        options = tuple(_options_of(kind))
-        example = f"{name}({', '.join(str(given.get(option, option)) for option in options)})" if options else ""
-        names.CONTROLLERS[name] = names.Kind(options, kind.reads_weights, example, optional=len(given) == len(options))
         return kind
 
     return remember
@@ -82,10 +83,18 @@ def _check(kind: object) -> None:
             f"the constructor of {kind.__qualname__} takes no shape of a stage; write def __init__(self, shape), which "
             "calls super().__init__(shape)"
         )
+    for option in inspect.signature(kind).parameters.values():
+        if option.kind is option.KEYWORD_ONLY and option.default is option.empty:
+            raise UnknownNameError(
+                f"the constructor of {kind.__qualname__} wants {option.name} by its name, and options of controllers "
+                f"are numbers in their order; write it before the *, or give {option.name} a default"
+            )
 
 
 def _options_of(kind: type[Controller]) -> dict[str, inspect.Parameter]:
-    return dict(list(inspect.signature(kind).parameters.items())[1:])
+    """What can be written behind its name: arguments that have a place, after the shape."""
+    found = list(inspect.signature(kind).parameters.items())[1:]
+    return {name: each for name, each in found if each.kind is each.POSITIONAL_OR_KEYWORD}
 
 
 @dataclass(frozen=True)

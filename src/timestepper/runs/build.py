@@ -19,9 +19,10 @@ from timestepper.engine.distributed import Group
 from timestepper.engine.loop import TrainingPlan
 from timestepper.engine.runtime import Runtime
 from timestepper.engine.schedule import Schedule
-from timestepper.errors import RecipeError, UnknownNameError, first_line, in_words
+from timestepper.errors import RecipeError, UnknownNameError, first_line, in_words, lacks_memory
 from timestepper.recipe.schema import ModelSettings, Recipe
 from timestepper.sites import create_model, find_stages
+from timestepper.sites.twin import left_alone
 
 T = TypeVar("T")
 _FROM_SEED = "a network starts from its seed, and nothing is downloaded or loaded into it"
@@ -83,21 +84,23 @@ def _loader(recipe: Recipe, images: Any, runtime: Runtime, group: Group, **optio
 @torch.no_grad()
 def check_images(recipe: Recipe, model: nn.Module, batches: data.Loader) -> None:
     """Refuse images that the network does not take, and parts of a batch that batch norms can make nothing of."""
-    image = torch.zeros(1, *batches.input_shape, device=batches.device)
+    images = torch.zeros(2, *batches.input_shape, device=batches.device)
+    twin = copy.deepcopy(model)
     try:
-        copy.deepcopy(model).eval()(image)
-    except (torch.OutOfMemoryError, torch.AcceleratorError):
-        raise
+        with left_alone():
+            twin.eval()(images)
     except (AssertionError, ValueError, TypeError, RuntimeError) as error:
+        if lacks_memory(error) or isinstance(error, torch.AcceleratorError):
+            raise
         raise RecipeError(
-            f"{recipe.model.name} does not run on the images of {recipe.data.name}, {tuple(image.shape[1:])} "
+            f"{recipe.model.name} does not run on the images of {recipe.data.name}, {tuple(images.shape[1:])} "
             f"({in_words(error)}); choose other data or another network, or build it for that size (model.options, "
-            "such as img_size=32)"
+            "where its constructor takes one)"
         ) from error
     if batches.local_batch > recipe.data.accumulate:
         return
     try:  # one image that has become one pixel has no variance
-        copy.deepcopy(model).train()(image)
+        twin.train()(images[:1])
     except ValueError as error:
         raise RecipeError(
             f"{recipe.model.name} cannot be trained on one image at a time ({first_line(error)}): data.batch_size "

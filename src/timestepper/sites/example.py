@@ -1,6 +1,7 @@
 """An input to look at a network with: the user's, or one made from what the network says of itself."""
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ def calls_of(net: nn.Module, example: Any = None) -> list[Call]:
     """
     if example is None:
         return _made(net)
+    if isinstance(example, Mapping):  # a tokenizer's, too
+        example = dict(example)
     example = tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, example)
     if isinstance(example, tuple):
         return [Call(example, {})]
