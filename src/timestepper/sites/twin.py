@@ -121,9 +121,9 @@ def in_single(net: nn.Module) -> None:
 
 @contextmanager
 def left_alone() -> Iterator[None]:
-    """Random state as it was."""
+    """Random state as it was; of GPUs where they are in use, because to ask for it would begin to use them all."""
     state, of_numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()):
         try:
             yield
         finally:
@@ -132,8 +132,10 @@ def left_alone() -> Iterator[None]:
 
 
 def seed() -> None:
-    """The same dropout in every run."""
-    torch.manual_seed(0)
+    """The same dropout in every run. Not by ``torch.manual_seed``, which would also seed GPUs that are used later."""
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
     random.seed(0)
     np.random.seed(0)
 

@@ -125,6 +125,16 @@ def test_blocks_that_run_by_chance_run_alike_in_every_run(chance):
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]
 
 
+@pytest.mark.skipif(torch.cuda.is_initialized(), reason="a GPU is in use already")
+def test_gpus_that_are_used_later_are_neither_touched_nor_seeded():
+    """Their seed waits until then: a second one would take its place. And who forks may not have begun to use one."""
+    torch.manual_seed(1)
+    waiting = list(torch.cuda._lazy_seed_tracker.call_order)
+    assert timestepper.discover(Sometimes(lambda: torch.rand(()).item()), EXAMPLE).errors
+    assert torch.cuda._lazy_seed_tracker.call_order == waiting
+    assert not torch.cuda.is_initialized()
+
+
 @pytest.mark.parametrize("example", [torch.full_like(EXAMPLE, torch.nan), EXAMPLE[:0]])
 def test_an_example_that_proves_nothing_is_refused(example):
     with pytest.raises(NoSitesError, match="zero, infinite or empty on the example, which proves nothing"):
