@@ -125,6 +125,17 @@ def test_controllers_of_another_name_or_kind_are_refused_also_by_a_load_that_is_
         net.controllers.load_state_dict(bare, strict=False)
 
 
+def test_controllers_of_another_start_are_refused_also_by_a_load_that_is_not_strict(net):
+    """Their step sizes would be divided by first ones that are not theirs."""
+    counted = timestepper.attach(ForImages(Config()), start="identity")
+    for one, other in ((net, counted), (counted, net)):
+        with pytest.raises(RuntimeError, match=r"controllers\.dt0.* start or network is another; attach as it was"):
+            one.load_state_dict(other.state_dict(), strict=False)
+    counted.load_state_dict(ForImages(Config()).state_dict(), strict=False)
+    for number in range(3):
+        counted.load_state_dict(dict(list(counted.state_dict().items())[number::3]), strict=False)
+
+
 @pytest.mark.parametrize("first", ["controllers", "net"])
 def test_what_others_call_controllers_is_their_own(net, first):
     """Whichever of them a module has first; and a teacher that was attached may become a plain one."""

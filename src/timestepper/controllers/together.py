@@ -29,16 +29,21 @@ class Controllers(nn.ModuleDict):
     def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors) -> None:
         """Keys that these controllers do not have are an error, also where loading is not strict.
 
-        Torch would drop them, and the network would run with other step sizes than were saved. Keys that are missing
-        are no fault: plain weights have none, and each shard of a file has some.
+        Torch would drop them, and the network would run with other step sizes than were saved; as it would where all
+        is there but the first step sizes that a start counts from. Other keys that are missing are no fault: plain
+        weights have none, and each shard of a file has some.
         """
         own = {prefix + key for key in self.state_dict()}
-        foreign = [key for key in state_dict if key.startswith(prefix) and key not in own]
-        if foreign:
+        given = {key for key in state_dict if key.startswith(prefix)}
+        odd = ""
+        if foreign := sorted(given - own):
+            odd = f"{foreign[0]} is no part of this network's controllers"
+        elif given and own - given == {f"{prefix}dt0"}:
+            odd = f"{prefix}dt0, which the start of this network's controllers counts from, was not saved"
+        if odd:
             errors.append(
-                f"{foreign[0]} is no part of this network's controllers, whose kind, start or network is another; "
-                "attach as it was saved, load a trainer's checkpoint by timestepper.from_pretrained(Class, folder), or "
-                f"leave {prefix}* out to load the other weights alone"
+                f"{odd}: their kind, start or network is another; attach as it was saved, load a trainer's checkpoint "
+                f"by timestepper.from_pretrained(Class, folder), or leave {prefix}* out to load the other weights alone"
             )
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
 
