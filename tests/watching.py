@@ -37,6 +37,11 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
+def is_stopped(pid: int) -> bool:
+    """By SIGSTOP, which a busy machine may take a while for."""
+    return _stat(pid)[:1] == ["T"]
+
+
 def _table() -> dict[int, list[str]]:
     found = {int(path.name): _stat(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
     return {pid: stat for pid, stat in found.items() if stat and stat[0] != "Z"}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from processes import command_in, run
 from tiny_sweep import SMALL, entries, remains, run_sweep
-from watching import wait_for
+from watching import is_stopped, wait_for
 
 from timestepper.cli.sweep import _without_record
 from timestepper.recipe.load import load
@@ -36,6 +36,7 @@ def told_in_mid_run(out, sweep, processes: int) -> None:
         return len(there) == 2
 
     wait_for(all_there)
+    wait_for(lambda: all(is_stopped(pid) for pid in stopped))  # one that is not yet would take SIGTERM first
     sweep.send(signal.SIGTERM)
     wait_for(lambda: all(waits_for(pid, signal.SIGTERM) for pid in stopped))
     for pid in stopped:
