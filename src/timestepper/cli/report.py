@@ -23,7 +23,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML page and the same tables as Markdown from the records in RESULTS."""
     from timestepper.cli import gather
-    from timestepper.report.groups import task_of
+    from timestepper.report.groups import group
 
     folder = results or Path("results")
     gather.check_page(out, "--out")
@@ -34,5 +34,5 @@ def report(
     if not found.records:
         gather.warn([f"{folder} holds no sound record; timestepper reproduce NAME makes them"])
     found.write(out, title)
-    counted = {(task_of(record), record.subject, record.seed) for record in found.records}  # of two alike, one
-    tell(f"{len(counted)} records from {folder}: {out} and {out.with_suffix('.md')}")
+    counted = sum(len(arm.runs) for arm in group(found.records))  # copies do not count
+    tell(f"{counted} records from {folder}: {out} and {out.with_suffix('.md')}")
