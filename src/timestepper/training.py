@@ -59,10 +59,7 @@ def parameter_groups(
         controller_weight_decay = weight_decay if decays else 0.0
     options = {
         "network": {"weight_decay": weight_decay},
-        "controllers": {
-            "weight_decay": controller_weight_decay,
-            "lr": controller_lr,
-        },
+        "controllers": {"weight_decay": controller_weight_decay, "lr": controller_lr},
     }
     members = {
         "network": [p for p in net.parameters() if id(p) not in controllers],
@@ -92,9 +89,8 @@ def freeze_base(net: Network) -> Network:
     Raises:
         NotAttachedError: ``net`` has no controllers.
     """
-    find_steps(net).controllers.requires_grad_(True)
-    controllers = {id(parameter) for parameter in controller_parameters(net)}
+    controllers = find_steps(net).controllers
     for parameter in net.parameters():
-        if id(parameter) not in controllers:
-            parameter.requires_grad_(False)
+        parameter.requires_grad_(False)
+    controllers.requires_grad_(True)
     return net

@@ -78,7 +78,7 @@ class Collection:
 
     def plan_table(self, name: str, runs: Sequence[Run]) -> Table:
         """Where the runs of a set stand."""
-        done, left = sum(run.state == "done" for run in runs), duration(3600 * sum(run.hours for run in runs))
+        done, left = sum(run.state == reproduce.DONE for run in runs), duration(3600 * sum(run.hours for run in runs))
         caption = f"{name}: {done} of {len(runs)} runs done, about {left} of GPU time to go"
         return run_table(
             "plan", caption if runs else f"{name}: nothing to train, computed in seconds", runs, self.claims
@@ -138,7 +138,7 @@ def run_table(name: str, caption: str, runs: Iterable[Run], claims: Claims) -> T
             states.setdefault(f"{run.state} {run.message}".strip(), []).append(str(run.recipe.run.seed))
         told = "; ".join(f"{state} (seed{'s' * (len(of) > 1)} {' '.join(of)})" for state, of in states.items())
         sets, hours = dict.fromkeys(name for run in same for name in run.sets), sum(run.hours for run in same)
-        state = TableCell(told, tone="good" if list(states) == ["done"] else "")
+        state = TableCell(told, tone="good" if list(states) == [reproduce.DONE] else "")
         rows.append((label, ", ".join(sets), state, duration(3600 * hours) if hours else ""))
     return Table(name, caption, ("Runs", "For", "State", "Expected GPU time"), rows)
 

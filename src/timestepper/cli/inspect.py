@@ -38,9 +38,8 @@ def inspect(
         more = {} if discovered is None else {"discovered": discovered.to_dict()}
         tell(json_format.dumps({"name": model, **found.to_dict(), **more}, indent=2))
         return
-    tell(
-        replace(found, model=model, skipped=found.skipped if discovered is None else ())
-    )  # what was discovered says why itself
+    skipped = found.skipped if discovered is None else ()  # what was discovered says why itself
+    tell(replace(found, model=model, skipped=skipped))
     tell(f"input       {pixels}x{pixels}")
     if discovered is not None:
         tell(discovered)

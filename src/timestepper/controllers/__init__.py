@@ -208,8 +208,9 @@ def _named(kind: type[Controller]) -> str:
 def _is_known(kind: str, file: Path | None) -> bool:
     """Whether it is registered, or a class ``module:Class`` that can be imported."""
     module, colon, path = kind.partition(":")
-    if kind in KINDS or kind in _UNNAMED or not colon:
-        return kind in KINDS or kind in _UNNAMED
+    known = kind in KINDS or kind in _UNNAMED
+    if known or not colon:
+        return known
     if file is not None and not names.may_import(module):
         raise CheckpointError(
             f"{file}: needs the Python module {module!r}, and code is not run because a file asks for it; import "
@@ -232,9 +233,8 @@ def _options(kind: str, text: str) -> dict[str, float] | None:
     """Numbers between commas, by the names that the kind has for them; None where they do not fit."""
     try:
         values = [_number(part) for part in text.split(",") if part.strip()]
-        found = inspect.signature(ControllerSpec(kind).controller).bind(
-            None, *values
-        )  # None stands for the shape of a stage
+        shape = None  # in its place, to bind the others
+        found = inspect.signature(ControllerSpec(kind).controller).bind(shape, *values)
     except (ValueError, TypeError):
         return None
     return dict(list(found.arguments.items())[1:])

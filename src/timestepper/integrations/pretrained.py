@@ -107,7 +107,7 @@ def from_pretrained(kind: Any, folder: str | Path, *, example: Any = None, **opt
             saved = read_tensors(folder / TRAINED)
             entered = _entered(net)
             if saved.keys() != entered.keys():
-                odd = sorted(saved.keys() ^ entered.keys())[0]
+                odd = min(saved.keys() ^ entered.keys())
                 raise CheckpointError(
                     f"{folder / TRAINED}: {odd} is only in the file or only in the network; save it again"
                 )

@@ -12,6 +12,7 @@ addresses of the parameters, which do not move, and offsets into the flat buffer
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 
 # The four matrices of a controller, in the order of their rows in the table.
 INPUT, GATES_X, GATES_H, OUTPUT = range(4)
@@ -99,10 +100,7 @@ def power_of_two(size: int, least: int, most: int = 1 << 20) -> int:
 
 def _offsets(sizes: list[int]) -> list[int]:
     """Where each part begins, and the total at the end."""
-    offsets = [0]
-    for size in sizes:
-        offsets.append(offsets[-1] + size)
-    return offsets
+    return list(accumulate(sizes, initial=0))
 
 
 def scale_rows(addresses: list[int], sizes: list[int], places: list[int]) -> list[tuple[int, int, int, int]]:

@@ -237,9 +237,8 @@ def _verdict(blank: Verdict, asked: Demand) -> Verdict:
 
 
 def _places(places: Sequence[Place]) -> str:
-    rates = ("" if place.lr is None else f"learning rate {place.lr:g}" for place in places)
-    named = ((model_name(place.model), data_name(place.data), rate) for place, rate in zip(places, rates, strict=True))
-    return "; ".join(", ".join(filter(None, names)) for names in named)
+    told = ((model_name(p.model), data_name(p.data), "" if p.lr is None else f"learning rate {p.lr:g}") for p in places)
+    return "; ".join(", ".join(filter(None, names)) for names in told)
 
 
 # -- statements about Figure 1 ---------------------------------------------------------------------------------------

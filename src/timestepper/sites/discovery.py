@@ -1,6 +1,7 @@
 """The residual sums of a network and the sites that they make, from the graph of one forward."""
 
 from dataclasses import dataclass
+from math import prod
 from typing import cast
 
 from torch import Tensor, nn
@@ -241,7 +242,4 @@ def _site(path: str, branch: _Branch, absorbed: Absorbed, net: nn.Module) -> Sit
 def length(net: nn.Module, layer: str, averaged: tuple[int, ...]) -> int:
     """What a layer adds to the descriptor of its site."""
     shape = cast(Tensor, net.get_submodule(layer).weight).shape
-    length = 1
-    for dimension, size in enumerate(shape):
-        length *= 1 if dimension in averaged else size
-    return length
+    return prod(size for dimension, size in enumerate(shape) if dimension not in averaged)

@@ -7,6 +7,8 @@ from timestepper.reparam import Entry
 from timestepper.sites.discovery import NotTaken
 from timestepper.sites.known import Stage
 
+_COLUMNS = ("stage", "site", "absorbing layer", "rule", "proved error")
+
 
 @dataclass(frozen=True)
 class Discovery:
@@ -33,16 +35,15 @@ class Discovery:
         ]
 
     def to_dict(self) -> dict:
-        columns = ("stage", "site", "absorbing layer", "rule", "proved error")
         return {
-            "sites": [dict(zip(columns, row, strict=True)) for row in self.rows()],
+            "sites": [dict(zip(_COLUMNS, row, strict=True)) for row in self.rows()],
             "refused": [{"sum": sum_.path, "reason": sum_.reason} for sum_ in self.refused],
         }
 
     def __str__(self) -> str:
         sites = sum(len(stage.sites) for stage in self.stages)
         lines = [f"{self.network}: {sites} sites in {len(self.stages)} stages"]
-        lines += _aligned([("stage", "site", "absorbing layer", "rule", "proved error"), *self.rows()])
+        lines += _aligned([_COLUMNS, *self.rows()])
         if self.refused:
             lines.append("sums without a step size:")
             alike = Counter(f"  {sum_.path or 'the network'}: {sum_.reason}" for sum_ in self.refused)

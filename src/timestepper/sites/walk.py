@@ -241,12 +241,8 @@ class Walk:
         channel = len(before.shape) - (1 + int(node.name[-2]) if node.name in CONVOLUTIONS else 1)
         if weight is None or weight.live or argument(node, "input") is not before or dim != channel or not way.whole:
             raise Refused(f"a gate that is no squeeze-excite ({node.name}{_in(node)}) follows the last layer")
-        if node.name in COLUMNS:
-            dimension = 0
-        elif weight.shape[1] == 1 and way.channels == weight.shape[0]:
-            dimension = 0  # depthwise: a row has one input
-        else:
-            dimension = 1
+        # A depthwise kernel has one input in each row.
+        dimension = 0 if node.name in COLUMNS or (weight.shape[1] == 1 and way.channels == weight.shape[0]) else 1
         if weight.shape[dimension] != way.channels:
             raise Refused(f"a grouped layer ({node.module}) sees the end of its branch")
         if weight.name != "parameter":

@@ -141,9 +141,8 @@ def run(model: nn.Module, inputs: Tensor) -> Tensor:
     except StabilityError:
         raise
     except (RuntimeError, ValueError, AssertionError) as error:
-        reason = first_line(error)
         raise StabilityError(
-            f"{type(model).__name__} cannot run on inputs of shape {tuple(inputs.shape)} ({reason}); "
+            f"{type(model).__name__} cannot run on inputs of shape {tuple(inputs.shape)} ({first_line(error)}); "
             "give the channels and the size that it was made for"
         ) from error
     if not outputs.isfinite().all():

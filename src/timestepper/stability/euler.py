@@ -6,6 +6,7 @@ need no other treatment.
 
 import warnings
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -49,8 +50,8 @@ def euler_condition(chain: Chain, *, sample: int = 0, count: int = 6) -> list[Eu
     # Thousands of tiny passes on a CPU gain nothing from a second thread, and on a busy machine wait for it.
     torch.set_num_threads(1 if chain.inputs.device.type == "cpu" else threads)
     try:
-        pairs = zip(chain.features, chain.features[1:], strict=False)
-        return [_block(link, *pair, sample, count) for link, pair in zip(chain.links, pairs, strict=True)]
+        pairs = zip(chain.links, pairwise(chain.features), strict=True)
+        return [_block(link, *around, sample, count) for link, around in pairs]
     finally:
         torch.set_num_threads(threads)
 

@@ -64,9 +64,8 @@ def ways_through(link: Link, features: Tensor) -> Ways:
     try:
         graph = fx.symbolic_trace(link.block)
     except Exception as error:
-        reason = first_line(error)
         raise StabilityError(
-            f"{link.path}: cannot see through {type(link.block).__name__} ({reason}); {_ADVICE}"
+            f"{link.path}: cannot see through {type(link.block).__name__} ({first_line(error)}); {_ADVICE}"
         ) from error
     walk = _Walk(graph, link.path)
     walk.run(features[:1].clone())

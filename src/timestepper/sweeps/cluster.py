@@ -180,14 +180,13 @@ def _executor(runs: Sequence[Run], folder: Path, name: str, cluster: str, option
         del own["gpus_per_node"]
     elif "gres" not in own and any(run.recipe.runtime.device != "cpu" for run in runs):
         own["gpus_per_node"] = "1"
+    cores = [f"--cpus-per-task={own['cpus_per_task']}"] if "cpus_per_task" in own else None  # srun inherits it no more
     slurm = submitit.SlurmExecutor(folder, max_num_timeout=_FOREVER)
     slurm.update_parameters(
         job_name=name,
         signal_delay_s=delay,
         setup=[options["setup"]] if "setup" in options else None,
-        srun_args=[f"--cpus-per-task={own['cpus_per_task']}"]
-        if "cpus_per_task" in own
-        else None,  # inherits it no more
+        srun_args=cores,
         additional_parameters={key.replace("_", "-"): value for key, value in own.items()} | {"requeue": True},
     )
     return slurm

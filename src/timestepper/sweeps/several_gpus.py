@@ -32,13 +32,11 @@ def spread(arguments: Sequence[str], parts: Sequence[Sequence[int]], signals: Si
         if signals.stop and not told:
             told = signals.stop
             for child in children:
-                if child.poll() is None:
-                    child.send_signal(told)
+                child.send_signal(told)  # which leaves those alone that have ended
         if signals.save:
             signals.save = 0
             for child in children:
-                if child.poll() is None:
-                    child.send_signal(signal.SIGUSR1)
+                child.send_signal(signal.SIGUSR1)
         time.sleep(0.05)
     codes = [child.returncode for child in children]
     for index, code in enumerate(codes):
