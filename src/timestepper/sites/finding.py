@@ -30,14 +30,14 @@ def find(
     """The stages of a network: those of adapters where they know one of its blocks, else what is discovered."""
     if isinstance(sites, Discovery):
         _refuse_another_s(net, sites)
-        return _chosen(sites.stages, None, exclude) if exclude is not None else sites.stages
+        return _chosen(_found(sites), None, exclude) if exclude is not None else _found(sites)
     try:
         stages = find_stages(net)
     except (NoSitesError, UnsupportedSiteError) as error:
         if not only_ours(net):
             raise
         try:
-            stages = list(_discovered(net, attach, example))
+            stages = list(_found(search(net, attach, example)))
         except NeedsExampleError as needs:
             raise (error if isinstance(error, UnsupportedSiteError) else needs) from None
     return _chosen(stages, sites, exclude) if sites is not None or exclude is not None else tuple(stages)
@@ -104,8 +104,8 @@ def _refuse_without_numbers(net: nn.Module) -> None:
             )
 
 
-def _discovered(net: nn.Module, attach: Attach, example: Any) -> tuple[Stage, ...]:
-    found = search(net, attach, example)
+def _found(found: Discovery) -> tuple[Stage, ...]:
+    """What was discovered; an error where that is nothing."""
     if found.stages:
         return found.stages
     reasons = [f"{sum_.path or 'the network'}: {sum_.reason}" for sum_ in found.refused]

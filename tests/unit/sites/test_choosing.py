@@ -5,7 +5,7 @@ import timm
 import torch
 
 import timestepper
-from timestepper.errors import MismatchError
+from timestepper.errors import MismatchError, NoSitesError
 
 
 def vit(depth=2, width=24):
@@ -23,3 +23,10 @@ def test_what_was_discovered_in_another_network_is_refused(other, site):
         timestepper.attach(other, sites=found)
     assert list(other.state_dict()) == keys
     assert timestepper.is_attached(timestepper.attach(vit(), sites=found))
+
+
+def test_a_discovery_that_found_nothing_is_refused_with_its_reasons():
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    found = timestepper.discover(net, torch.randn(2, 4))
+    with pytest.raises(NoSitesError, match="Sequential has no residual branch: its forward adds no two features"):
+        timestepper.attach(net, sites=found)
