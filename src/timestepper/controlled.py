@@ -16,7 +16,7 @@ from timestepper.controllers import Controller, ControllerSpec, StageShape
 from timestepper.controllers.base import at_least_float32, by_stage, in_one
 from timestepper.controllers.gain import log_gain
 from timestepper.controllers.together import Controllers, is_sharded
-from timestepper.errors import StepSizeError, WrappedModelError
+from timestepper.errors import MismatchError, StepSizeError, WrappedModelError
 from timestepper.root import CONTROLLERS
 from timestepper.sites import Site, Stage
 
@@ -92,7 +92,7 @@ class Controlled:
     @torch.no_grad()
     def begin(self) -> None:
         """Look at the first step sizes, which a start is counted from: the branch runs with start * dt / dt0."""
-        with self.no_autocast(self.root):
+        with held_still(self.root), self.no_autocast(self.root):
             for (stage, controller), read in zip(self.controlled(), self.reads, strict=True):
                 described = self.descriptors(self.root, read, controller)
                 found = controller(described)
@@ -151,7 +151,7 @@ class Controlled:
         controllers = cast(list[Controller], [every[stage] for stage in stages])
         kind = self.stepping.controller.controller
         if not kind.reads_gain and (owned.fused or (owned.fused is None and kind.reads_weights)):
-            weights = [weight for read in reads for site in read.sites for weight in self._weights(root, site)]
+            weights = [weight for read in reads for own in self._described(root, read) for weight in own]
             of = kernels.fits(weights, controllers, insist=owned.fused is True)
             if of is not None:
                 described = kernels.describe(weights, self.stepping.descriptor_gradient, of)
@@ -166,12 +166,12 @@ class Controlled:
         """What describes a stage, (L, D) in float32 or better; empty where the controller reads no weights."""
         if not controller.reads_weights:
             return at_least_float32(self._weight(root, read.sites[0][0][0]).new_empty(0))
-        weights = [self._weights(root, site) for site in read.sites]
         if controller.reads_gain:
-            pairs = zip(weights, read.ends, strict=True)
+            pairs = [(self._weights(root, site), end) for site, end in zip(read.sites, read.ends, strict=True)]
             rows = [_gathered(log_gain(own, self._scale(root, end), end.norm)) for own, end in pairs]
         else:
-            rows = [torch.cat([_gathered(equations.descriptor(at_least_float32(w))) for w in site]) for site in weights]
+            weights = self._described(root, read)
+            rows = [torch.cat([_gathered(equations.descriptor(at_least_float32(w))) for w in own]) for own in weights]
         stacked = torch.stack(rows)
         if self.stepping.descriptor == "visible" and not controller.reads_gain:
             stacked = equations.visible_descriptor(stacked)
@@ -187,6 +187,18 @@ class Controlled:
     def _weights(self, root: nn.Module, site: Reading) -> list[Tensor]:
         """What describes a site, each with its outputs first and its inputs second."""
         return [_outputs_first(self._weight(root, path), averaged) for path, averaged in site]
+
+    def _described(self, root: nn.Module, read: Read) -> list[list[Tensor]]:
+        """The same of each site of a stage, which must give as many numbers as the controller was made for."""
+        weights = [self._weights(root, site) for site in read.sites]
+        for site, own in zip(read.sites, weights, strict=True):
+            found = sum(weight.numel() // weight.shape[1] for weight in own)
+            if found != read.descriptor:
+                raise MismatchError(
+                    f"{', '.join(path for path, _ in site)} have other shapes than at attach: their controller reads "
+                    f"{read.descriptor} numbers, and now {found}; call timestepper.detach(net) and attach again"
+                )
+        return weights
 
     def _weight(self, root: nn.Module, path: str) -> Tensor:
         """Not get_parameter: a parametrised weight, or that of a LoRA layer, is none."""
@@ -225,8 +237,12 @@ def _outputs_first(weight: Tensor, averaged: tuple[int, ...]) -> Tensor:
 
 @contextmanager
 def held_still(root: nn.Module) -> Iterator[None]:
-    """For who only looks: in train mode torch's spectral_norm moves its estimate whenever its weight is read."""
-    parts = [part for module in root.modules() if isinstance(module, ParametrizationList) for part in module.modules()]
+    """For who only looks, in eval mode: controllers of a user's may draw or count, in dropout or batch norm.
+
+    And torch's spectral_norm moves its estimate whenever its weight is read.
+    """
+    lists = [module for module in root.modules() if isinstance(module, ParametrizationList)]
+    parts = [part for module in (*lists, root._modules[CONTROLLERS]) for part in cast(nn.Module, module).modules()]
     moving = [part for part in parts if part.training]
     for part in moving:
         part.training = False

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from timestepper.controllers.base import at_least_float32, in_transform
-from timestepper.errors import UnsupportedSiteError, WrappedModelError
+from timestepper.errors import MismatchError, UnsupportedSiteError, WrappedModelError
 
 # Bytes. A tensor of its own begins at a multiple of these; a piece of a stack might not, and in which order a matrix
 # product adds up depends on it.
@@ -168,6 +168,11 @@ def refuse_computed(path: str, layer: nn.Module) -> None:
             "reads it; make pruning permanent (torch.nn.utils.prune.remove), and use torch.nn.utils.parametrizations "
             "for its spectral_norm and weight_norm"
         )
+    if not hasattr(layer, "weight"):
+        raise MismatchError(
+            f"{path} is a {type(layer).__name__}, which has no weight for the controller to read; call "
+            "timestepper.detach(net) and attach again"
+        )
     if not isinstance(layer.weight, Tensor):
         raise WrappedModelError(f"{path} was quantized since attach; quantize timestepper.fold(net)")
     if isinstance(weight, Tensor) and isinstance(weight._base, nn.Parameter):
@@ -214,7 +219,8 @@ def effective(entries: Sequence[Entry], parameters: list[Tensor], step_sizes: li
     )
     vectors = all(p.dim() == 1 for p in parameters)
     # The compiler fuses matrices better one by one, and ONNX has no such operations.
-    traced = torch.compiler.is_exporting() or (torch.compiler.is_compiling() and not vectors)
+    exported = torch.compiler.is_exporting() or torch.jit.is_tracing()
+    traced = exported or (torch.compiler.is_compiling() and not vectors)
     if not parameters or not alike or in_transform() or traced:
         return [entry.apply(p, dt) for entry, p, dt in zip(entries, parameters, step_sizes, strict=True)]
     if vectors:

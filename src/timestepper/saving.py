@@ -125,9 +125,11 @@ def load_controllers(
         _compare(net, description, path, strict_depth)
         if "dt0" in tensors and tensors["dt0"].shape != find_steps(net).controllers.dt0.shape:
             raise MismatchError(f"{path}: start= counts from the first step sizes of each block, at one depth")
-        load_exactly(find_steps(net).controllers, tensors, path)
+        controllers = find_steps(net).controllers
+        load_exactly(controllers, tensors, path)
+        wanted = controllers.state_dict()
         for name, tensor in tensors.items():
-            if not tensor.is_floating_point() or not tensor.isfinite().all():
+            if tensor.is_floating_point() != wanted[name].is_floating_point() or not tensor.isfinite().all():
                 raise MismatchError(f"{path}: {name} ({tensor.dtype}) holds other than finite floats; save them again")
     except BaseException:
         detach(net)  # as it was

@@ -94,6 +94,37 @@ def test_a_new_part_that_describes_a_site_is_read_from_then_on():
     assert torch.equal(found, other(batch()[0]))
 
 
+class LowRank(nn.Module):
+    """Around a layer, whose weight it does not show."""
+
+    def __init__(self, base: nn.Conv2d):
+        super().__init__()
+        self.base, self.added = base, nn.Conv2d(base.in_channels, base.out_channels, 1, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.added(x)
+
+
+@pytest.mark.parametrize("fused", [None, True])
+@pytest.mark.parametrize(
+    ("replace", "told"),
+    [
+        (LowRank, r"layer1\.0\.conv1 is a LowRank, which has no weight for the controller to read; .*attach again"),
+        (
+            lambda conv: nn.Conv2d(conv.in_channels, conv.out_channels, 5, padding=2),
+            r"layer1\.0\.conv1, layer1\.0\.conv2 have other shapes than at attach: .* 144 numbers, and now 272; .*",
+        ),
+    ],
+)
+def test_a_layer_that_the_controller_cannot_read_any_more_is_named(replace, told, fused):
+    """The kernels know sizes and places alone: they would read the numbers of another block, or beyond the last."""
+    net = small()
+    net.controllers.fused = fused
+    net.layer1[0].conv1 = replace(net.layer1[0].conv1)
+    with pytest.raises(MismatchError, match=told):
+        net(batch()[0])
+
+
 @pytest.mark.parametrize(
     ("replacement", "name"),
     [(nn.Identity(), "Identity"), (nn.GroupNorm(2, 8), "GroupNorm"), (nn.BatchNorm2d(4), "BatchNorm2d")],

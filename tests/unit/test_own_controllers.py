@@ -123,6 +123,60 @@ def test_on_the_meta_device_no_numbers_are_looked_at():
         assert timestepper.is_attached(timestepper.attach(net(), "fixed(0.5)"))
 
 
+class Noisy(Controller):
+    """What layers of a user's may bring along: chance, and a buffer that counts."""
+
+    def __init__(self, shape):
+        super().__init__(shape)
+        self.norm = nn.BatchNorm1d(shape.descriptor)
+        self.out = nn.Sequential(nn.Dropout(0.5), nn.Linear(shape.descriptor, shape.channels))
+        self.register_buffer("place", torch.arange(shape.sites))
+
+    def forward(self, descriptors):
+        return torch.sigmoid(self.out(self.norm(descriptors)) - self.place[:, None])
+
+
+def deep():
+    torch.manual_seed(0)
+    return CifarResNet(14, width=8, num_classes=5)
+
+
+def test_who_only_looks_at_step_sizes_sees_them_without_chance():
+    """An identity counted from step sizes with dropout is none, and a fold would keep the chance of one call."""
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    stepped = deep()
+    expected = stepped.eval()(images)
+    timestepper.attach(stepped.train(), Noisy, start="identity")
+    assert torch.equal(stepped.eval()(images), expected)
+    before = {name: tensor.clone() for name, tensor in stepped.train().state_dict().items()}
+    with torch.no_grad():
+        for parameter in timestepper.controller_parameters(stepped):
+            parameter.add_(0.3)
+    folded, sizes = timestepper.fold(stepped), timestepper.step_sizes(stepped)
+    assert all(module.training for module in stepped.modules())
+    assert torch.equal(folded.eval()(images), stepped.eval()(images))
+    for name, dt in timestepper.step_sizes(stepped).items():
+        assert torch.equal(dt, sizes[name])
+    counted = {name: tensor for name, tensor in stepped.state_dict().items() if "running" in name or "num_" in name}
+    assert all(torch.equal(tensor, before[name]) for name, tensor in counted.items())
+
+
+def test_controllers_with_whole_numbers_come_back(tmp_path):
+    stepped = timestepper.attach(deep(), Noisy).eval()
+    path = timestepper.save_controllers(stepped, tmp_path / "steps.safetensors")
+    back = timestepper.load_controllers(deep(), path).eval()
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(back(images), stepped(images))
+
+
+def test_buffers_begin_as_they_are_made_after_the_meta_device():
+    stepped = timestepper.attach(deep().to("meta"), Noisy).to_empty(device="cpu")
+    for controller in stepped.controllers.values():
+        controller.place.fill_(-1)
+    stepped.controllers.reset_parameters()
+    assert [controller.place.tolist() for controller in stepped.controllers.values()] == [[0, 1]] * 3
+
+
 def test_options_have_a_place():
     """What is given by name alone cannot be written behind a controller's; nor is a default shown that is no number."""
 

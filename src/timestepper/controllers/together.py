@@ -1,6 +1,7 @@
 """The controllers of one network, one for every stage, as its child."""
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import cast
 
 import torch
@@ -57,7 +58,8 @@ class Controllers(nn.ModuleDict):
             )
         for controller in cast(Iterable[Controller], self.values()):
             fresh = self.spec.build(controller.shape)
-            for mine, new in zip(controller.parameters(), fresh.parameters(), strict=True):
+            tensors = (chain(module.parameters(), module.buffers()) for module in (controller, fresh))
+            for mine, new in zip(*tensors, strict=True):
                 mine.copy_(_in_shards_of(mine, new.to(mine.device)))
 
 
