@@ -23,7 +23,7 @@ from timestepper.errors import (
     UnknownNameError,
     WrappedModelError,
 )
-from timestepper.links import in_shards, refuse_wrapped
+from timestepper.links import in_shards, refuse_wrapped, warn_if_trained
 from timestepper.sites import Discovery, Stage, find, reduced, search
 from timestepper.stepped import is_stepped
 from timestepper.steps import Stepping, Steps, find_inside, find_steps
@@ -90,6 +90,8 @@ def attach(
         size = sum(parameter.numel() for parameter in model.parameters())
         stages = reduced(stages, spec, descriptor == "visible", size)
     _refuse_division_by_zero(spec, stages)
+    if start == "paper" and spec.options.get("value") != 1 and not spec.controller.own_start:
+        warn_if_trained(model, str(spec))
     chosen = exclude is not None or not (sites is None or isinstance(sites, Discovery))
     Steps(model, Stepping(stages, spec, reduction, descriptor, descriptor_gradient, begin, chosen))
     return model

@@ -4,6 +4,7 @@ A norm that took the place of another is taken in, a part that was put around an
 refused by name, because a layer would silently run without its step size.
 """
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -197,3 +198,18 @@ def refuse_wrapped(model: nn.Module) -> None:
             raise WrappedModelError(f"{path or kind} is compiled; attach first, then compile the result")
     if hasattr(model, CONTROLLERS):
         raise AlreadyAttachedError(f"{type(model).__name__} has a part or attribute named 'controllers'; rename it")
+
+
+def warn_if_trained(model: nn.Module, controller: str) -> None:
+    """Step sizes of about a half make a trained network compute something else. Its norms' weights no longer agree."""
+    for path, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if "Norm" not in type(module).__name__ or type(weight) is not nn.Parameter or weight.is_meta:
+            continue
+        if weight.numel() and bool((weight != weight.flatten()[0]).any()):
+            warnings.warn(
+                f"{type(model).__name__} looks trained (the weights of {path} differ), and with {controller} it no "
+                'longer computes what it has learned; attach(net, start="identity") begins with its own function',
+                stacklevel=4,  # of who calls attach, which is decorated
+            )
+            return

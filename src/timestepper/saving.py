@@ -5,6 +5,7 @@ Folded weights are saved under the base model's own keys.
 """
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -120,7 +121,9 @@ def load_controllers(
     if sites is None and exclude is None and description.get("chosen"):
         sites = [site for stage in description["stages"] for site in stage.get("sites", ())]
     controller = parse(description["controller"], _beside(path))
-    net = attach(model, controller, example=example, sites=sites, exclude=exclude, **options)
+    with warnings.catch_warnings():  # the trained network that they belong to is no mistake here
+        warnings.filterwarnings("ignore", ".* looks trained")
+        net = attach(model, controller, example=example, sites=sites, exclude=exclude, **options)
     try:
         _compare(net, description, path, strict_depth)
         if "dt0" in tensors and tensors["dt0"].shape != find_steps(net).controllers.dt0.shape:

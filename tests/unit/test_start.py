@@ -1,6 +1,7 @@
 """Where step sizes begin: about one half as in the paper, at one to the last bit, or at a number."""
 
 import copy
+import warnings
 
 import pytest
 import timm
@@ -115,3 +116,29 @@ def test_a_first_step_of_zero_is_refused_and_nothing_is_left_on_the_network():
 def test_a_start_that_is_no_number_is_refused(start):
     with pytest.raises(StepSizeError, match="start must be paper, identity or a positive number"):
         timestepper.attach(FAMILIES["cifar resnet20"](), start=start)
+
+
+def trained():
+    """A network whose norms' weights differ, as they do after the first update."""
+    net = timm.create_model("convnext_atto", num_classes=10)
+    with torch.no_grad():
+        net.stem[1].weight[0] += 0.01
+    return net
+
+
+def test_a_trained_network_that_would_not_compute_what_it_did_is_told_of(tmp_path):
+    told = (
+        r"ConvNeXt looks trained \(the weights of stem\.1 differ\), and with lstm .* attach\(net, start=\"identity\"\)"
+    )
+    with pytest.warns(UserWarning, match=told) as warned:
+        net = timestepper.attach(trained())
+    assert [warning.filename for warning in warned] == [__file__]
+    path = timestepper.save_controllers(net, tmp_path / "steps.safetensors")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        timestepper.load_controllers(trained(), path)
+        timestepper.attach(trained(), start="identity")
+        timestepper.attach(trained(), "fixed(1)")
+        timestepper.attach(timm.create_model("convnext_atto", num_classes=10))
+        for make in FAMILIES.values():
+            timestepper.attach(make())
