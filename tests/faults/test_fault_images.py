@@ -137,6 +137,28 @@ def test_a_sweep_of_jobs_and_one_that_skips_by_record_look_at_the_folder_too(roo
     assert "1 of 1 runs have a record" in cli(*sweep, "--results", results).out
 
 
+def test_the_runs_of_a_set_are_not_those_of_another_image_folder(root, tmp_path, cli):
+    (tmp_path / "mine.toml").write_text(
+        'set = "mine"\ntitle = "A folder"\n[[train]]\nbase = "smoke/folder"\n'
+        'overrides = ["run.epochs=1", "data.workers=0"]\nhours = 0.01\n'
+    )
+    places = ["--results", tmp_path / "results", "--runs", tmp_path / "runs"]
+    command = ["reproduce", str(tmp_path / "mine.toml"), "--data-root", root, *places]
+
+    def listed():
+        return " ".join(cli(*command, "--list").out.split())
+
+    assert cli(*command).code == 0
+    assert "1 of 1 runs done" in listed()
+    next((root / "val").rglob("*.png")).unlink()
+    assert "missing, its folder holds another run" in listed()
+    assert "the record of a run with other settings or images; move" in cli(*command).err
+    assert cli(*command[:-1], tmp_path / "other").code == 0
+    assert len(list((tmp_path / "results").glob("*.json"))) == 2
+    shutil.rmtree(root)  # there is nothing to compare any more
+    assert "1 of 1 runs done" in listed()
+
+
 def test_a_run_of_an_older_version_goes_on(root, stopped, cli):
     """Its checkpoints do not say what the images were."""
     import torch
