@@ -216,7 +216,7 @@ def _finish(run: Run, results: Path) -> int:
 
         import_controller(run.recipe, run.path)
         with leaving():
-            complete(run.path, results, run.measures)
+            complete(run.path, results, run.measures, run.recipe)
     except (KeyboardInterrupt, Leave) as stop:
         tell(
             f"stopped while measuring; {run.path} is finished and saved, and the same command goes on with measuring",
