@@ -74,6 +74,11 @@ def expand(
                 raise RecipeError(
                     f"two different recipes would share the folder {run.path}; give their files other names"
                 )
+    if lost := sorted({*seeds} - {run.recipe.run.seed for run in found.values()}):
+        raise RecipeError(
+            f"{' '.join(references)}: no run has seed {', '.join(map(str, lost))}, and of a set --seeds only chooses; "
+            "list them in a set of your own, or give --seeds with the set's recipe and overrides"
+        )
     return list(found.values())
 
 

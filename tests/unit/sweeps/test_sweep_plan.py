@@ -165,6 +165,14 @@ def test_a_set_of_runs_lies_where_reproduce_looks_for_it(tmp_path):
     assert [entry.recipe.run.seed for entry in chosen] == [1, 1]
 
 
+def test_seeds_that_no_set_has_are_named(tmp_path):
+    path = tmp_path / "mini.toml"
+    path.write_text(SET)
+    assert len(labels([str(path), "smoke/digits"], seeds=[1, 9])) == 4  # the recipe has each
+    with pytest.raises(RecipeError, match=r"mini\.toml: no run has seed 5, 9, and of a set --seeds only chooses"):
+        labels([str(path)], seeds=[1, 9, 5])
+
+
 @pytest.mark.parametrize(("text", "seeds"), [("", []), ("0,1,2", [0, 1, 2]), ("3-5", [3, 4, 5]), ("7, 1-2", [7, 1, 2])])
 def test_seeds(text, seeds):
     assert parse_seeds(text) == seeds
