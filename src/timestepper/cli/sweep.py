@@ -204,8 +204,8 @@ def _without_record(runs: "list[Run]", results: Path | None) -> "list[Run]":
 
     (known, problems), (failed, damaged) = records.load_records(results), records.load_diverged(results)
     gather.warn(problems + damaged)
-    recorded = {(identity(record.recipe), record.data_sha256) for record in known}
-    diverged = {(identity(run.recipe), run.data_sha256) for run in failed} - recorded
+    recorded = {(identity(record.recipe), record.data_sha256) for record in known if not record.changed}
+    diverged = {(identity(run.recipe), run.data_sha256) for run in failed if not run.changed} - recorded
     dataset = opened_once()
 
     def is_among(run: "Run", made: set[tuple[str, str]]) -> bool:

@@ -66,7 +66,7 @@ def publish(run: Path, results: Path) -> None:
 
 
 def _key(content: dict[str, Any]) -> str:
-    return f"{identity(content['recipe'])} {content['data_sha256']}"
+    return f"{identity(content['recipe'])} {content['data_sha256']} {content.get('changed')}"
 
 
 def own_place(folder: Path, content: dict[str, Any]) -> Path:

@@ -37,7 +37,9 @@ def plan(runs: Sequence[Run], known: Sequence[Record], diverged: Sequence[Diverg
     running in another process; diverged; interrupted; or missing, maybe with another run in its place.
     """
     dataset = opened_once()
-    recorded, failed = ([(identity(each.recipe), each) for each in found] for found in (known, diverged))
+    recorded, failed = (
+        [(identity(each.recipe), each) for each in found if not each.changed] for found in (known, diverged)
+    )
     for run in runs:
         record = _own(run, recorded, dataset)
         lacking = [name for name in run.measures if record and getattr(record, name) is None]
@@ -82,7 +84,7 @@ def _is_foreign(run: Run, dataset: Callable) -> bool:
     except RecordError:
         return False
     recipe = found.get("recipe")
-    mine = isinstance(recipe, dict) and identity(recipe) == run.identity
+    mine = isinstance(recipe, dict) and identity(recipe) == run.identity and not found.get("changed")
     return not mine or not has_images(run, found.get("data_sha256", ""), dataset)
 
 
