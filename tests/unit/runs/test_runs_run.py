@@ -286,13 +286,14 @@ def test_a_finished_run_still_gives_its_record(run, tmp_path):
     assert [path.suffix for path in sorted((tmp_path / "results").iterdir())] == [".json", ".npz"]
 
 
-@pytest.mark.parametrize("other", ["recipe", "data"])
-def test_a_record_of_another_recipe_or_of_other_data_is_not_overwritten(run, tmp_path, other):
+@pytest.mark.parametrize("other", ["recipe", "data", "result"])
+def test_a_record_of_another_recipe_or_of_other_data_or_of_another_run_of_it_is_not_overwritten(run, tmp_path, other):
     results, made = tmp_path / "results", records.read(run)
     records.publish(run, results)
     before = {path: path.read_bytes() for path in results.iterdir()}
     recipe = made["recipe"] | {"run": made["recipe"]["run"] | {"evaluate_epochs": 2}}
-    changed = {"recipe": recipe} if other == "recipe" else {"data_sha256": "0" * 64}
+    result = {**made["final"], "train": {"loss": 0.25, "error": 0.5}}
+    changed = {"recipe": {"recipe": recipe}, "data": {"data_sha256": "0" * 64}, "result": {"final": result}}[other]
     records.write(with_checksum(made | changed), run)
     for _ in range(2):
         records.publish(run, results)
