@@ -141,6 +141,14 @@ def test_the_same_run_comes_once_and_two_runs_never_share_a_folder(tmp_path):
         labels([str(tmp_path / "a/mine.toml"), str(tmp_path / "b/mine.toml")])
 
 
+def test_the_plain_network_is_trained_once_whatever_is_varied_of_its_controller():
+    chosen = ["controller.kind=none,lstm", "controller.descriptor=mean,visible"]
+    runs = expand(["smoke/digits"], chosen, [0], OUT, 60.0)
+    told = [(run.recipe.controller.kind, run.recipe.controller.descriptor) for run in runs]
+    assert told == [("none", "mean"), ("lstm", "mean"), ("lstm", "visible")]
+    assert labels(["smoke/digits"], ["controller.module=gone"]) == ["smoke/digits"]
+
+
 SET = """
 set = "mine"
 title = "Two kinds, two seeds"
