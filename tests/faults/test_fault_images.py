@@ -11,6 +11,8 @@ from stopping import drive
 from timestepper.engine.checkpoint import read
 from timestepper.engine.rundir import RECIPE
 
+TRAINED = '[[train]]\nbase = "smoke/folder"\noverrides = ["run.epochs=1", "data.workers=0"]\nhours = 0.01\n'  # of a set
+
 
 @pytest.fixture
 def root(tmp_path, image_folder) -> Path:
@@ -135,6 +137,36 @@ def test_a_sweep_of_jobs_and_one_that_skips_by_record_look_at_the_folder_too(roo
     assert "was trained with other images: " in skipped.out
     shutil.rmtree(root)  # there is nothing to compare any more
     assert "1 of 1 runs have a record" in cli(*sweep, "--results", results).out
+
+
+def test_the_runs_of_a_set_are_not_those_of_another_image_folder(root, tmp_path, cli):
+    (tmp_path / "mine.toml").write_text(f'set = "mine"\ntitle = "A folder"\n{TRAINED}')
+    places = ["--results", tmp_path / "results", "--runs", tmp_path / "runs"]
+    command = ["reproduce", str(tmp_path / "mine.toml"), "--data-root", root, *places]
+
+    def listed():
+        return " ".join(cli(*command, "--list").out.split())
+
+    assert cli(*command).code == 0
+    assert "1 of 1 runs done" in listed()
+    next((root / "val").rglob("*.png")).unlink()
+    assert "missing, its folder holds another run" in listed()
+    assert "the record of a run with other settings or images; move" in cli(*command).err
+    assert cli(*command[:-1], tmp_path / "other").code == 0
+    assert len(list((tmp_path / "results").glob("*.json"))) == 2
+    shutil.rmtree(root)  # there is nothing to compare any more
+    assert "1 of 1 runs done" in listed()
+
+
+def test_a_finished_run_is_measured_where_its_images_are_now(root, tmp_path, cli):
+    places = ["--results", tmp_path / "results", "--runs", tmp_path / "runs"]
+    command = ["reproduce", str(tmp_path / "mine.toml"), *places, "--data-root"]
+    for measures in ("", 'measure = ["noise"]\n'):
+        (tmp_path / "mine.toml").write_text(f'set = "mine"\ntitle = "A folder"\n{measures}{TRAINED}')
+        outcome = cli(*command, root)
+        assert outcome.code == 0, outcome.err
+        root = root.rename(tmp_path / "moved")
+    assert "noise" in next((tmp_path / "results").glob("*.json")).read_text()
 
 
 def test_a_run_of_an_older_version_goes_on(root, stopped, cli):

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,8 +14,6 @@ import typer
 from timestepper.terminal import tell, warn
 
 if TYPE_CHECKING:
-    from timestepper.data import Dataset
-    from timestepper.recipe.schema import Recipe
     from timestepper.runs.run import Run
 
 CHECKPOINT_SECONDS = 120.0
@@ -151,9 +149,10 @@ def _submit(
     from timestepper.runs.run import FINISHED
     from timestepper.sweeps.cluster import submit
     from timestepper.sweeps.jobs import look
+    from timestepper.sweeps.plan import opened_once
 
     look(runs)
-    left, dataset = [], _opened_once()
+    left, dataset = [], opened_once()
     for run in runs:
         run.results = run.results and run.results.absolute()
         if run.state == FINISHED:
@@ -201,37 +200,22 @@ def _without_record(runs: "list[Run]", results: Path | None) -> "list[Run]":
     from timestepper.cli import gather
     from timestepper.recipe.load import identity
     from timestepper.records.diverged import skipped
+    from timestepper.sweeps.plan import has_images, opened_once
 
     (known, problems), (failed, damaged) = records.load_records(results), records.load_diverged(results)
     gather.warn(problems + damaged)
-    recorded = {(identity(record.recipe), record.data_sha256) for record in known}
-    diverged = {(identity(run.recipe), run.data_sha256) for run in failed} - recorded
-    dataset = _opened_once() if any(run.recipe.data.name == "folder" for run in runs) else None
-    left = [run for run in runs if not any(_is_of(run, *made, dataset) for made in recorded)]
+    recorded = {(identity(record.recipe), record.data_sha256) for record in known if not record.changed}
+    diverged = {(identity(run.recipe), run.data_sha256) for run in failed if not run.changed} - recorded
+    dataset = opened_once()
+
+    def is_among(run: "Run", made: set[tuple[str, str]]) -> bool:
+        own = run.identity
+        return any(told == own and has_images(run, data_sha256, dataset) for told, data_sha256 in made)
+
+    left = [run for run in runs if not is_among(run, recorded)]
     if len(left) < len(runs):
         tell(f"{len(runs) - len(left)} of {len(runs)} runs have a record in {results} and are skipped")
-    again = [run for run in left if not any(_is_of(run, *made, dataset) for made in diverged)]
+    again = [run for run in left if not is_among(run, diverged)]
     if len(again) < len(left):
         tell(skipped(len(left) - len(again), len(runs), results))
     return again
-
-
-def _opened_once() -> "Callable[[Recipe], Dataset]":
-    """To look at the data of many runs: a folder of millions of files is walked through once."""
-    from timestepper.engine.distributed import CPU
-    from timestepper.sweeps.one_gpu import Shared
-
-    shared = Shared()
-    return lambda recipe: shared.dataset(recipe, CPU)
-
-
-def _is_of(run: "Run", identity: str, data_sha256: str, dataset: "Callable[[Recipe], Dataset] | None") -> bool:
-    """Whether a record is that of a run; with an image folder, of the images that are there now, if they are."""
-    if run.identity != identity or run.recipe.data.name != "folder" or dataset is None:
-        return run.identity == identity
-    from timestepper.errors import DataError
-
-    try:
-        return dataset(run.recipe).sha256 == data_sha256
-    except DataError:
-        return True

@@ -44,6 +44,7 @@ class _State:
     metrics_sha256: str = ""
     observed: list[Tensor] = field(default_factory=list)
     images: dict = field(default_factory=dict)
+    changed: str = ""
 
 
 class Checkpoints:

@@ -110,6 +110,7 @@ class FolderJournal(Journal):
     def open(self, state: dict[str, Any] | None) -> None:
         """Cut the logs back to the state and go on writing."""
         path, step = self.folder.path, state["step"] if state else 0
+        self._asked |= {"changed": state["changed"]} if state and state.get("changed") else {}
         self._metrics = JsonLines(path / METRICS, state["metrics_bytes"] if state else 0)
         self._write_times([line for line in read_lines(path / TIMING) if line["step"] <= step])
         self._times = JsonLines(path / TIMING, _size(path / TIMING))

@@ -7,7 +7,7 @@ import sys
 import tomllib
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import Field, asdict, fields
+from dataclasses import Field, asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,8 @@ def _recipe(tables: dict[str, Any], name: object, overrides: Iterable[str], own:
     recipe = validate.build(Recipe, tables, source)
     whole = f"{name} with {', '.join(origins.values())}" if origins else str(name)
     _check_together(recipe, whole)
+    if recipe.controller.kind == "none":  # else the plain network would be as many runs as there are controllers
+        recipe = replace(recipe, controller=ControllerSettings())
     if own:
         import_controller(recipe, whole)
     return recipe

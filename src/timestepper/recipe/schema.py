@@ -86,7 +86,9 @@ class OptimiserSettings:
     nesterov: bool = setting(True, "Nesterov's form of momentum (sgd).")
     beta2: float = setting(0.999, "The second beta of adamw.", least=0, most=0.99999)
     weight_decay: float = setting(
-        1e-4, "Weight decay: on every parameter (sgd), or on those of two dimensions and more (adamw).", least=0
+        1e-4,
+        "Weight decay: on every parameter (sgd), or on those of two dimensions and more and of controllers (adamw).",
+        least=0,
     )
     label_smoothing: float = setting(0.0, "Part of a label that is spread over all classes.", least=0, most=0.9)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from timestepper import validate
 from timestepper.errors import RecipeError, UnknownNameError
-from timestepper.recipe.load import FOLDERS, is_set, load
+from timestepper.recipe.load import FOLDERS, is_set, load, sections
 from timestepper.recipe.schema import Recipe
 from timestepper.validate import Source, limited
 
@@ -39,7 +39,14 @@ class RunSet:
 
     def recipes(self, short: bool, overrides: tuple[str, ...]) -> Iterator[tuple[str, Recipe, float]]:
         """Name of the base, recipe and expected GPU hours of every run."""
+        every = ((name, field) for name, settings in sections(Recipe()) for field, _ in settings)
+        free = {f"{name}.{field.name}" for name, field in every if field.metadata["free"]}
         for number, train in enumerate(self.train, 1):
+            if idle := sorted(free.intersection(train.vary)):
+                raise RecipeError(
+                    f"set {self.set}: train[{number}]: vary: {', '.join(idle)} makes no other runs, because it changes "
+                    "nothing of what is learned; leave it out and give it on the command line"
+                )
             for values in itertools.product(*train.vary.values()):
                 own = [*train.overrides, *(f"{key}={value}" for key, value in zip(train.vary, values, strict=True))]
                 changed = [*own, *(self.short if short else ()), *overrides]

@@ -37,11 +37,12 @@ class Diverged:
     commit: str
     versions: dict[str, str]
     world: int = field(default=1, metadata={"least": 1})
+    changed: str = ""  # in its recipe, while it ran
     path: str = ""
 
     @property
     def subject(self) -> Subject:
-        return subject_of(self.recipe)
+        return subject_of(self.recipe, self.changed)
 
 
 def publish_diverged(recipe: Mapping[str, Mapping[str, Any]], results: Path, **facts: Any) -> None:

@@ -66,11 +66,15 @@ def publish(run: Path, results: Path) -> None:
 
 
 def _key(content: dict[str, Any]) -> str:
-    return f"{identity(content['recipe'])} {content['data_sha256']}"
+    result = content.get("final", {}).get("train")  # that of its curve's end, which no later measurement changes
+    return f"{identity(content['recipe'])} {content['data_sha256']} {content.get('changed')} {result}"
 
 
 def own_place(folder: Path, content: dict[str, Any]) -> Path:
-    """Where a record goes; to a longer name where another recipe or other data have its own: names do not tell all."""
+    """Where a record goes; to a longer name where another recipe, other data or another run of the same have its own.
+
+    Names do not tell all, and which of two results of one run counts is not for the later one to say.
+    """
     path, own = folder / file_name(content), _key(content)
     try:
         other = _key(sound(path, validate.Source(path, RecordError)))

@@ -91,6 +91,7 @@ class Record:
     world: int = field(default=1, metadata={"least": 1})  # processes that share each batch; norms see a part of it
     noise: Noise | None = None
     stability: Stability | None = None
+    changed: str = ""  # in its recipe, while it ran
     path: str = ""
     loss: Sequence[float] = ()
     error: Sequence[float | None] = ()  # None where an epoch was not evaluated
@@ -99,7 +100,7 @@ class Record:
 
     @property
     def subject(self) -> Subject:
-        return subject_of(self.recipe)
+        return subject_of(self.recipe, self.changed)
 
 
 def build(table: Mapping[str, Any], arrays: Arrays, source: validate.Source) -> Record:

@@ -47,11 +47,11 @@ PLAIN = Subject("plain")
 HALF_START = Subject("plain", start=0.5)  # its blocks begin at half their size, as those with a controller do
 
 
-def subject_of(recipe: Mapping[str, Mapping[str, Any]]) -> Subject:
-    """What a recipe puts on its network."""
+def subject_of(recipe: Mapping[str, Mapping[str, Any]], changed: str = "") -> Subject:
+    """What a recipe puts on its network; a run in which something was ``changed`` is of a kind of its own."""
     model = recipe["model"]
     starts = {"last_norm_init": model.get("last_norm_init"), "network_start": model.get("start")}
-    return subject(**{**recipe["controller"], **starts})
+    return subject(**{**recipe["controller"], **starts}, changed=changed)
 
 
 def subject(
@@ -60,12 +60,13 @@ def subject(
     last_norm_init: float | None = None,
     network_start: str | None = None,
     module: str | None = None,
+    changed: str = "",
     **more: Any,
 ) -> Subject:
     """The same by a recipe's own names; ``kind`` may have its numbers in it, as ``fixed(0.01)`` has."""
     kind, numbers = _parts(kind)
     start = 1.0 if last_norm_init is None else last_norm_init
-    ways: tuple[tuple[str, str], ...] = (("network_start", network_start),) if network_start else ()
+    ways = tuple((key, way) for key, way in (("network_start", network_start), ("changed", changed)) if way)
     if kind in ("none", "plain"):
         return Subject("plain", start=start, options=ways)
     if module and kind not in names.CONTROLLERS:  # two users may have called theirs the same

@@ -14,6 +14,7 @@ from timestepper.engine.distributed import Group
 from timestepper.engine.runtime import Runtime, choose_device
 from timestepper.errors import RecordError
 from timestepper.files import with_checksum
+from timestepper.recipe.schema import Recipe
 from timestepper.records.record import NOISE_LEVELS
 from timestepper.runs import build
 from timestepper.runs.load import Trained, restore
@@ -25,12 +26,15 @@ NOISE_BATCH = 1000  # 55 passes over the test set: a GPU is far faster with larg
 STABILITY_IMAGES = 32
 
 
-def complete(run: Path, results: Path, wanted: Iterable[str]) -> dict[str, Any]:
-    """Add what is missing to the record of a finished run; its file in the results is replaced as a whole."""
+def complete(run: Path, results: Path, wanted: Iterable[str], recipe: Recipe | None = None) -> dict[str, Any]:
+    """Add what is missing to the record of a finished run; its file in the results is replaced as a whole.
+
+    ``recipe`` says where the data lie now, and on which device to measure; by default as when it was trained.
+    """
     content = records.read(run)
     missing = [name for name in wanted if name not in content]
     if missing:
-        trained = restore(run)
+        trained = restore(run, recipe)
         runtime = build.runtime(trained.recipe, choose_device(trained.recipe.runtime.device), warn)
         trained.model.to(runtime.device)
         found = {name: _MEASURES[name](trained, runtime) for name in missing}

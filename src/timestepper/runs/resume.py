@@ -26,15 +26,19 @@ def reconcile(
     Or with other images, as far as the state says which: that of an older version does not.
 
     ``run.epochs`` may change without ``override`` where every learning rate used so far stays what it was, because the
-    run then ends as if it had had so many epochs from the start.
+    run then ends as if it had had so many epochs from the start. After any other change of the recipe it is no run of
+    its recipe any more, and the state says for ever what was ``changed``.
     """
     recipe, where = run.recipe, run.path
     earlier = loads(state["recipe"], f"{where}: recipe of the checkpoint")
-    changed = differences(earlier, recipe)
-    if not run.override:
-        changed = [
-            change for change in changed if change[0] != "run.epochs" or not _may_last(earlier, recipe, state, samples)
-        ]
+    changed = [
+        change
+        for change in differences(earlier, recipe)
+        if change[0] != "run.epochs" or not _may_last(earlier, recipe, state, samples)
+    ]
+    if changed and state["step"]:
+        now = f"{told(changed)} at update {state['step']}"
+        state = {**state, "changed": "; ".join(filter(None, (state.get("changed"), now)))}
     others = other_images(state.get("images", {}), images)
     changed += others
     if recipe.run.epochs < state["epochs_done"]:

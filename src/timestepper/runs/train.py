@@ -68,6 +68,7 @@ class Process:
         self.training: Training | None = None
         self.final: dict[str, Any] = {}
         self._journal: FolderJournal | None = None
+        self._changed = ""
         self._dist_timeout = dist_timeout
 
     @property
@@ -210,6 +211,7 @@ class Process:
             earlier_step = state["step"]
             state = reconcile(state, run, self.data.facts, samples, self.group.world, self.display.tell)
             check_fit(where, state, model, momentum_of(optimiser))
+            self._changed = state.get("changed", "")
             if state["step"] != earlier_step:
                 state = journal.recount(state, earlier_step)
             self.display.tell(f"going on at step {state['step']} of {schedule.steps} in {where}")
@@ -250,6 +252,7 @@ class Process:
     def _facts(self) -> dict[str, Any]:
         """What every result says of its run beside the recipe."""
         told = {"name": self.run.name, "data_sha256": self.data.sha256}
+        told |= {"changed": self._changed} if self._changed else {}
         return told | {"device": device_name(self.device), "world": self.group.world}
 
     def _poll(self) -> None:

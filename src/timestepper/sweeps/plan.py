@@ -4,16 +4,21 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from timestepper.errors import RecipeError
+from timestepper.errors import DataError, RecipeError
 from timestepper.recipe import sets
 from timestepper.recipe.load import differences, is_set, load, short_name
 from timestepper.recipe.schema import Recipe
 from timestepper.runs.run import Run, folder_name, own_folder, set_folder
+
+if TYPE_CHECKING:
+    from timestepper.data import Dataset
+    from timestepper.sweeps.one_gpu import Shared
 
 RUNS = Path("runs")
 _MOST = 10_000  # runs of one recipe: more of them are a slip of the hand
@@ -69,6 +74,11 @@ def expand(
                 raise RecipeError(
                     f"two different recipes would share the folder {run.path}; give their files other names"
                 )
+    if lost := sorted({*seeds} - {run.recipe.run.seed for run in found.values()}):
+        raise RecipeError(
+            f"{' '.join(references)}: no run has seed {', '.join(map(str, lost))}, and of a set --seeds only chooses; "
+            "list them in a set of your own, or give --seeds with the set's recipe and overrides"
+        )
     return list(found.values())
 
 
@@ -93,6 +103,30 @@ def _of_recipe(reference: str, overrides: Sequence[str], seeds: Sequence[int], o
         path = own_folder(out.joinpath(name, *own), out.joinpath(name, *older), recipe, override)
         runs.append(Run(recipe, name, path, str(path.relative_to(out))))
     return runs
+
+
+def opened_once() -> "Callable[[Recipe], Dataset]":
+    """To look at the data of many runs: a folder of millions of files is walked through once, and torch is awaited."""
+    shared: list[Shared] = []
+
+    def open_data(recipe: Recipe) -> "Dataset":
+        from timestepper.engine.distributed import CPU
+        from timestepper.sweeps.one_gpu import Shared
+
+        shared[:] = shared or [Shared()]
+        return shared[0].dataset(recipe, CPU)
+
+    return open_data
+
+
+def has_images(run: Run, data_sha256: str, dataset: "Callable[[Recipe], Dataset]") -> bool:
+    """Whether a record is of a run's data: with an image folder, of the images that are there now, if they are."""
+    if run.recipe.data.name != "folder":
+        return True
+    try:
+        return dataset(run.recipe).sha256 == data_sha256
+    except DataError:
+        return True
 
 
 def by_the_clock(recipe: Recipe, seconds: float) -> Recipe:

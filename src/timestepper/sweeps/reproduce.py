@@ -1,7 +1,7 @@
 """Bring sets of runs to their end: train what has no record, go on with what was interrupted, skip what is done."""
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from timestepper.records.record import Record
 from timestepper.records.subject import subject_of
 from timestepper.runs.run import FAILED, INTERRUPTED, RUNNING, WAITING, Run
 from timestepper.runs.start import widen_device_queue
-from timestepper.sweeps.plan import by_the_clock
+from timestepper.sweeps.plan import by_the_clock, has_images, opened_once
 from timestepper.terminal import complain, tell
 
 if TYPE_CHECKING:
@@ -36,23 +36,25 @@ def plan(runs: Sequence[Run], known: Sequence[Record], diverged: Sequence[Diverg
     Done; finished but not recorded or measured; recorded without a measurement that can no longer be made;
     running in another process; diverged; interrupted; or missing, maybe with another run in its place.
     """
-    by_identity = {identity(record.recipe): record for record in known}
-    failed = {identity(run.recipe): run for run in diverged}
+    dataset = opened_once()
+    recorded, failed = (
+        [(identity(each.recipe), each) for each in found if not each.changed] for found in (known, diverged)
+    )
     for run in runs:
-        record = by_identity.get(run.identity)
+        record = _own(run, recorded, dataset)
         lacking = [name for name in run.measures if record and getattr(record, name) is None]
         finished = (run.path / records.RECORD).exists()
         hours = _expected(run, known)
         run.hours, run.message = 0.0, ""
         if record and not lacking:
             run.state = DONE
-        elif finished and not _is_foreign(run):
+        elif finished and not _is_foreign(run, dataset):
             run.state = UNRECORDED
         elif record:
             run.state, run.message = UNMEASURED, ", ".join(lacking)
         elif finished:
             run.state, run.hours = OCCUPIED, hours
-        elif (lost := failed.get(run.identity)) is not None:
+        elif (lost := _own(run, failed, dataset)) is not None:
             run.state, run.message = DIVERGED, f"at update {lost.step}"
         elif (status := read_status(run.path)) is not None:
             share = _share(status)
@@ -69,13 +71,21 @@ def _share(status: Mapping[str, Any]) -> float:
     return min(max(step, 0), steps) / steps if steps > 0 else 0.0
 
 
-def _is_foreign(run: Run) -> bool:
+def _own(run: Run, found: Sequence[tuple[str, Any]], dataset: Callable) -> Any:
+    """What there is of a run among records with their identities."""
+    own = run.identity
+    return next((each for told, each in found if told == own and has_images(run, each.data_sha256, dataset)), None)
+
+
+def _is_foreign(run: Run, dataset: Callable) -> bool:
     """Whether its folder holds the record of another run; one that cannot be read is named when it is used."""
     try:
-        recipe = records.read(run.path).get("recipe")
+        found = records.read(run.path)
     except RecordError:
         return False
-    return not isinstance(recipe, dict) or identity(recipe) != run.identity
+    recipe = found.get("recipe")
+    mine = isinstance(recipe, dict) and identity(recipe) == run.identity and not found.get("changed")
+    return not mine or not has_images(run, found.get("data_sha256", ""), dataset)
 
 
 def _expected(run: Run, known: Sequence[Record]) -> float:
@@ -198,8 +208,8 @@ def _finish(run: Run, results: Path) -> int:
         return 0
     if run.state == OCCUPIED:
         raise RecordError(
-            f"{run.path / records.RECORD}: the record of a run with other settings; move {run.path} away and run the "
-            "same command again"
+            f"{run.path / records.RECORD}: the record of a run with other settings or images; move {run.path} away and "
+            "run the same command again"
         )
     if not (run.path / records.RECORD).exists() and (code := train(run)):
         return code
@@ -208,7 +218,7 @@ def _finish(run: Run, results: Path) -> int:
 
         import_controller(run.recipe, run.path)
         with leaving():
-            complete(run.path, results, run.measures)
+            complete(run.path, results, run.measures, run.recipe)
     except (KeyboardInterrupt, Leave) as stop:
         tell(
             f"stopped while measuring; {run.path} is finished and saved, and the same command goes on with measuring",

@@ -158,6 +158,12 @@ def test_what_the_user_says_comes_last(tmp_path):
     assert [wanted.recipe.run.seed for wanted in found] == [0, 1]  # both kinds have become the same runs
 
 
+def test_what_makes_no_other_run_is_not_varied(tmp_path):
+    (tmp_path / "mini.toml").write_text(MINI.replace('"controller.kind"', '"data.root"'))
+    with pytest.raises(RecipeError, match=r"set mini: train\[1\]: vary: data\.root makes no other runs"):
+        open_sets(str(tmp_path / "mini.toml"))
+
+
 @pytest.mark.parametrize("own", [True, False], ids=["in the file", "by the user"])
 def test_a_seed_beside_the_seeds_is_refused(tmp_path, own):
     path = tmp_path / "mini.toml"

@@ -180,13 +180,13 @@ def test_controller_options_arrive():
 
 def test_identity_tells_apart_what_does_not_fit():
     changes = (
-        "model.name=cifar/resnet14",
-        "controller.kind=lstm",
-        "model.original_stride=true",
-        "model.options=width=8",
-        "controller.reduction=2",
+        ["model.name=cifar/resnet14"],
+        ["controller.kind=lstm"],
+        ["model.original_stride=true"],
+        ["model.options=width=8"],
+        ["controller.kind=lstm", "controller.reduction=2"],
     )
-    found = {str(build.identity(small(change), DIGITS)) for change in changes}
+    found = {str(build.identity(small(*change), DIGITS)) for change in changes}
     found |= {
         str(build.identity(small(), images)) for images in (DIGITS, SimpleNamespace(classes=9, input_shape=(1, 8, 8)))
     }

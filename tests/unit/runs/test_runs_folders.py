@@ -28,7 +28,8 @@ def here(tmp_path, monkeypatch):
         (["run.seed=1", "controller.kind=lstm"], "/controller.kind=lstm,run.seed=1"),
         (["controller.kind=fixed", "controller.value=0.5"], "/controller.kind=fixed,controller.value=0.5"),
         (["schedule.milestones=[0.1, 0.2]"], "/schedule.milestones=-0.1,-0.2-"),
-        (["controller.start=1.5"], "/controller.start=1.5"),
+        (["controller.start=1.5"], ""),  # of what the plain network does not have
+        (["controller.kind=lstm", "controller.start=1.5"], "/controller.kind=lstm,controller.start=1.5"),
         (["data.accumulate=4", "data.workers=2"], "/data.accumulate=4"),  # other losses: another run
         (["run.epochs=5", "run.epochs=3"], ""),  # the last one counts
         (["optimiser.lr=2e-1"], "/optimiser.lr=0.2"),

@@ -88,6 +88,14 @@ def test_another_batch_size_goes_on_at_the_beginning_of_the_epoch():
     assert "beginning of epoch 2, now step 20" in told[1]
 
 
+def test_what_was_changed_stays_with_the_run():
+    change = recipe("optimiser.lr=0.01")
+    assert go_on(recipe(), change, override=True)[0]["changed"] == "optimiser.lr 0.1 -> 0.01 at update 15"
+    for same in (recipe(), recipe("data.workers=3"), recipe("run.epochs=8")):  # it ends as if it had begun so
+        assert "changed" not in go_on(recipe(), same, override=True)[0]
+    assert "changed" not in go_on(recipe(), change, override=True, step=0, done=0)[0]  # it has learned nothing yet
+
+
 def test_another_number_of_processes_is_told_in_one_line():
     state, told = go_on(recipe(), recipe(), world=2)
     assert state["step"] == 15

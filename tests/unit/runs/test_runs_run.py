@@ -39,6 +39,7 @@ from timestepper.runs.measure import complete
 from timestepper.runs.run import Run
 from timestepper.runs.train import Process
 from timestepper.stability import open_chain, proposition_1
+from timestepper.sweeps.reproduce import MISSING, plan
 
 TINY = (
     "data.batch_size=256",
@@ -285,13 +286,14 @@ def test_a_finished_run_still_gives_its_record(run, tmp_path):
     assert [path.suffix for path in sorted((tmp_path / "results").iterdir())] == [".json", ".npz"]
 
 
-@pytest.mark.parametrize("other", ["recipe", "data"])
-def test_a_record_of_another_recipe_or_of_other_data_is_not_overwritten(run, tmp_path, other):
+@pytest.mark.parametrize("other", ["recipe", "data", "result"])
+def test_a_record_of_another_recipe_or_of_other_data_or_of_another_run_of_it_is_not_overwritten(run, tmp_path, other):
     results, made = tmp_path / "results", records.read(run)
     records.publish(run, results)
     before = {path: path.read_bytes() for path in results.iterdir()}
     recipe = made["recipe"] | {"run": made["recipe"]["run"] | {"evaluate_epochs": 2}}
-    changed = {"recipe": recipe} if other == "recipe" else {"data_sha256": "0" * 64}
+    result = {**made["final"], "train": {"loss": 0.25, "error": 0.5}}
+    changed = {"recipe": {"recipe": recipe}, "data": {"data_sha256": "0" * 64}, "result": {"final": result}}[other]
     records.write(with_checksum(made | changed), run)
     for _ in range(2):
         records.publish(run, results)
@@ -330,6 +332,25 @@ def test_a_finished_run_can_be_made_longer_when_asked_for(run):
     output = call("train", "smoke/digits-lstm", *TINY, "run.epochs=3", "--run-dir", run, "--override")
     assert "going on at step 10 of 15" in output
     assert len(json.loads((run / "record.json").read_text())["epochs"]) == 3
+
+
+def test_a_run_that_went_on_under_another_recipe_is_no_run_of_that_recipe(run, tmp_path):
+    results, changed = tmp_path / "results", ("smoke/digits-lstm", *TINY, "run.epochs=3", "optimiser.lr=0.01")
+    call("train", *changed, "--run-dir", run, "--override")
+    before = (run / "record.json").read_bytes()
+    (run / "record.json").unlink()
+    call("train", *changed, "--run-dir", run, "--results", results)  # from its checkpoint, which knows
+    assert (run / "record.json").read_bytes() == before
+    (found,), _ = records.load_records(results)
+    assert found.changed == "optimiser.lr 0.1 -> 0.01, run.epochs 2 -> 3 at update 10"
+    assert found.subject.label == f"lstm, changed {found.changed}"
+    wanted = Run(load(changed[0], changed[1:]), "x", tmp_path / "none")
+    plan([wanted], [found])
+    assert wanted.state == MISSING
+    sweep = ("sweep", *changed, "--out", tmp_path / "runs", "--results", results)
+    assert "have a record" not in call(*sweep)
+    found, _ = records.load_records(results)
+    assert sorted(bool(record.changed) for record in found) == [False, True]
 
 
 def test_a_larger_batch_counts_fewer_steps_and_its_checkpoint_is_still_the_newest(run):

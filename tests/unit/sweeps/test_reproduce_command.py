@@ -227,7 +227,7 @@ def test_the_record_of_another_run_is_refused_and_the_others_go_on(folder, done,
     for result in (first, again):
         assert result.returncode == 1
         (told,) = result.stderr.splitlines()
-        assert f"{place.name}/record.json: the record of a run with other settings; move runs/{place.name} away" in told
+        assert f"{place.name}/record.json: the record of a run with other settings or images; move" in told
     assert "epoch 1" in first.stdout
     (path,) = (tmp_path / "results").glob("*.json")
     content = json.loads(path.read_text())

@@ -22,7 +22,7 @@ def test_a_signal_says_what_is_saved_and_how_to_go_on(number, tmp_path, monkeypa
     assert [run.state for run in runs] == [UNRECORDED, UNRECORDED]
     begun = []
 
-    def measured(run, results, wanted):
+    def measured(run, *_):
         begun.append(run)
         signal.raise_signal(number)
 

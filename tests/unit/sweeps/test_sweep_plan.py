@@ -141,6 +141,14 @@ def test_the_same_run_comes_once_and_two_runs_never_share_a_folder(tmp_path):
         labels([str(tmp_path / "a/mine.toml"), str(tmp_path / "b/mine.toml")])
 
 
+def test_the_plain_network_is_trained_once_whatever_is_varied_of_its_controller():
+    chosen = ["controller.kind=none,lstm", "controller.descriptor=mean,visible"]
+    runs = expand(["smoke/digits"], chosen, [0], OUT, 60.0)
+    told = [(run.recipe.controller.kind, run.recipe.controller.descriptor) for run in runs]
+    assert told == [("none", "mean"), ("lstm", "mean"), ("lstm", "visible")]
+    assert labels(["smoke/digits"], ["controller.module=gone"]) == ["smoke/digits"]
+
+
 SET = """
 set = "mine"
 title = "Two kinds, two seeds"
@@ -163,6 +171,14 @@ def test_a_set_of_runs_lies_where_reproduce_looks_for_it(tmp_path):
     assert [entry.identity for entry in entries] == [run.identity for run in wanted]
     chosen = expand([reference], [], [1], OUT, 60.0)
     assert [entry.recipe.run.seed for entry in chosen] == [1, 1]
+
+
+def test_seeds_that_no_set_has_are_named(tmp_path):
+    path = tmp_path / "mini.toml"
+    path.write_text(SET)
+    assert len(labels([str(path), "smoke/digits"], seeds=[1, 9])) == 4  # the recipe has each
+    with pytest.raises(RecipeError, match=r"mini\.toml: no run has seed 5, 9, and of a set --seeds only chooses"):
+        labels([str(path)], seeds=[1, 9, 5])
 
 
 @pytest.mark.parametrize(("text", "seeds"), [("", []), ("0,1,2", [0, 1, 2]), ("3-5", [3, 4, 5]), ("7, 1-2", [7, 1, 2])])
