@@ -238,6 +238,7 @@ class Steps(Controlled):
         found = {}
         with held_still(self.root):
             givens = self.givens(self.root)
+        reparam.refuse_shared(self.root, [tuple(taken.entry for _, own in self._takes for _, taken in own)])
         for given, (_, own) in zip(givens, self._takes, strict=True):
             for name, taken in own:
                 effective = given.made[name][1]

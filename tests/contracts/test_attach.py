@@ -7,6 +7,7 @@ import timm
 import torch
 import torch.distributed as dist
 import torch.nn.utils.prune
+import torchvision
 from families import FAMILIES
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -157,6 +158,14 @@ def test_a_last_layer_that_cannot_be_reparameterised_is_named_and_nothing_is_cha
         timestepper.attach(model)
     assert same(bits(model), before)
     assert everything(model) == found
+
+
+def test_a_family_without_norms_is_told_that_an_example_helps():
+    net = torchvision.models.resnet18(num_classes=5, norm_layer=nn.Identity)
+    told = r"layer1\.0\.bn2, a Identity without a weight.*; or pass example=, what its forward takes, to"
+    with pytest.raises(UnsupportedSiteError, match=told):
+        timestepper.attach(net)
+    assert timestepper.is_attached(timestepper.attach(net, example=torch.randn(1, 3, 32, 32)))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from training import batch, bits, plain, same, small, train
 
 import timestepper
 from timestepper.adapters import create_model
-from timestepper.errors import NonFiniteError, NotAttachedError
+from timestepper.errors import NonFiniteError, NotAttachedError, UnsupportedSiteError
 
 
 def check_fold(model, kind, pixels, classes, tolerance):
@@ -150,6 +150,16 @@ def test_a_frozen_batch_norm_that_a_controller_makes_nan_does_not_fold(frozen):
         nn.init.constant_(parameter, torch.nan)
     with pytest.raises(NonFiniteError, match=r"bn2\.weight holds NaN"):
         timestepper.fold(frozen)
+
+
+def test_parameters_that_were_tied_since_attach_do_not_fold():
+    """Attached, each layer runs with its own step size; one parameter cannot hold both."""
+    net = small()
+    net.layer1[0].bn1.weight = net.layer1[0].bn2.weight
+    assert net(batch()[0]).isfinite().all()
+    for save in (timestepper.fold, lambda net: timestepper.save_folded(net, "never.safetensors")):
+        with pytest.raises(UnsupportedSiteError, match=r"layer1\.0\.bn2\.weight is shared with another layer"):
+            save(net)
 
 
 def test_folding_a_plain_network_is_refused():

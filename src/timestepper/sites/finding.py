@@ -40,7 +40,10 @@ def find(
         try:
             stages = _stages_of(search(net, attach, example))
         except NeedsExampleError as needs:
-            raise (error if isinstance(error, UnsupportedSiteError) else needs) from None
+            if isinstance(error, NoSitesError):
+                raise needs from None
+            hint = "or pass example=, what its forward takes, to have its branches discovered"
+            raise UnsupportedSiteError(f"{error}; {hint}") from None
     return _chosen(stages, sites, exclude)
 
 
