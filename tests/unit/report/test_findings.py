@@ -85,8 +85,8 @@ README_TABLE = {
     "the same network on CIFAR-100, 5 seeds of each": "| half start {half100-plain100}, `lstm` {lstm100-plain100} |",
     "noisy inputs": "`lstm` {noise} |",
     "a ResNet without norms": "`channel(0.1)` minus Fixup's starting weights alone (3 seeds) {channel-fixup} |",
-    "a small vision transformer, 8 seeds of each, 7 of `lstm` |": (
-        "| `channel(0.1)` {vit+channel-vit}, `lstm` {vit+lstm-vit} |"
+    "a small vision transformer, trained from scratch on CIFAR-10, 8 seeds of each, 7 of `lstm` |": (
+        "| `channel(0.1)` {vit+channel-vit}, `lstm` {vit+lstm-vit} (plain errs at 16.6 %) |"
     ),
 }
 _VIT = "timm/vit_tiny_patch16_224"
