@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from timestepper import kernels, reparam
 from timestepper.controlled import Controlled, Controllers, End, Stepping, held_still, is_sharded
 from timestepper.controllers.base import in_transform
-from timestepper.errors import NotAttachedError, UnsupportedSiteError, WrappedModelError
+from timestepper.errors import MismatchError, NotAttachedError, UnsupportedSiteError, WrappedModelError
 from timestepper.links import Links
 from timestepper.reparam import Entry
 from timestepper.root import CONTROLLERS, STEPS, root_class
@@ -213,6 +213,12 @@ class Steps(Controlled):
                     raise UnsupportedSiteError(
                         f"{taken.entry.parameter} {done} since attach (pruned, normalised), which removes its step "
                         "size; change timestepper.fold(net) instead"
+                    )
+                entry, sizes = taken.entry, taken.end - taken.begin
+                if entry.length is None and raw.shape[entry.dimension] != sizes:  # a kernel would not notice
+                    raise MismatchError(
+                        f"{entry.parameter} has another size since attach ({raw.shape[entry.dimension]} channels, "
+                        f"{sizes} step sizes); prune timestepper.fold(net), or detach and attach again"
                     )
                 found.append(raw)
         return found

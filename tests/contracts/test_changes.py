@@ -125,6 +125,16 @@ def test_a_layer_that_the_controller_cannot_read_any_more_is_named(replace, told
         net(batch()[0])
 
 
+@pytest.mark.parametrize("fused", [None, True])
+def test_a_stepped_layer_that_lost_channels_is_named(fused):
+    """As where channels are cut out after attach: the kernels would go on with the step sizes of others."""
+    net = timestepper.attach(plain(), "lstm", sites="layer1.*")
+    net.controllers.fused = fused
+    net.layer1[0].bn2.weight = nn.Parameter(torch.ones(5))
+    with pytest.raises(MismatchError, match=r"layer1\.0\.bn2\.weight has another size since attach \(5 channels, 8 "):
+        net(batch()[0])
+
+
 @pytest.mark.parametrize(
     ("replacement", "name"),
     [(nn.Identity(), "Identity"), (nn.GroupNorm(2, 8), "GroupNorm"), (nn.BatchNorm2d(4), "BatchNorm2d")],
