@@ -90,8 +90,7 @@ def attach(
         size = sum(parameter.numel() for parameter in model.parameters())
         stages = reduced(stages, spec, descriptor == "visible", size)
     _refuse_division_by_zero(spec, stages)
-    if start == "paper" and spec.options.get("value") != 1 and not spec.controller.own_start:
-        warn_if_trained(model, str(spec))
+    warn_if_trained(model, spec, begin)
     chosen = exclude is not None or not (sites is None or isinstance(sites, Discovery))
     Steps(model, Stepping(stages, spec, reduction, descriptor, descriptor_gradient, begin, chosen))
     return model

@@ -13,6 +13,7 @@ from torch import nn
 
 from timestepper import reparam
 from timestepper.controlled import Convs
+from timestepper.controllers import ControllerSpec
 from timestepper.errors import (
     AlreadyAttachedError,
     MismatchError,
@@ -200,8 +201,10 @@ def refuse_wrapped(model: nn.Module) -> None:
         raise AlreadyAttachedError(f"{type(model).__name__} has a part or attribute named 'controllers'; rename it")
 
 
-def warn_if_trained(model: nn.Module, controller: str) -> None:
+def warn_if_trained(model: nn.Module, controller: ControllerSpec, start: float | None) -> None:
     """Step sizes of about a half make a trained network compute something else. Its norms' weights no longer agree."""
+    if start is not None or controller.controller.own_start or controller.options.get("value") == 1:
+        return
     for path, module in model.named_modules():
         weight = getattr(module, "weight", None)
         if "Norm" not in type(module).__name__ or type(weight) is not nn.Parameter or weight.is_meta:
