@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "stepped": {"reparam"},
     "root": {"stepped"},
     "controlled": {"equations", "controllers", "kernels", "sites", "reparam", "root"},
-    "links": {"reparam", "controlled", "root", "stepped"},
+    "links": {"controllers", "reparam", "controlled", "root", "stepped"},
     "steps": {"reparam", "kernels", "sites", "controllers", "stepped", "root", "controlled", "links"},
     "api": {"controlled", "links", "equations", "sites", "controllers", "stepped", "steps"},
     "training": {"steps"},
