@@ -201,8 +201,8 @@ def _agreed(
     if states == {main.state} or (main.state == OPEN and not opposed):
         return main
     why = _DISAGREE if opposed else _DIFFER if _differ(parts) else _NOT_EACH if alike else ""
-    detail = main.detail.removesuffix(f"; {_DIFFER}").removesuffix(f"; {_DISAGREE}")  # of some of them
-    return replace(main, state=OPEN, detail=f"{detail}; {why}") if why else main
+    detail = main.detail.removeprefix(f"{_DIFFER}; ").removeprefix(f"{_DISAGREE}; ")  # of some of them
+    return replace(main, state=OPEN, detail=f"{why}; {detail}") if why else main
 
 
 def _differ(settings: Sequence[Sequence[Part]]) -> bool:
