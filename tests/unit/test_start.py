@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 from families import FAMILIES
+from torch import nn
 
 import timestepper
 from timestepper.errors import StepSizeError
@@ -142,3 +143,29 @@ def test_a_trained_network_that_would_not_compute_what_it_did_is_told_of(tmp_pat
         timestepper.attach(timm.create_model("convnext_atto", num_classes=10))
         for make in FAMILIES.values():
             timestepper.attach(make())
+
+
+class LayerNormLinear(nn.Linear):
+    """Named as NVIDIA's is: a norm and a matrix, whose weight is the matrix."""
+
+
+def test_a_matrix_that_is_called_norm_is_no_sign_of_training():
+    net = timm.create_model("convnext_atto", num_classes=10)
+    net.head.fc = LayerNormLinear(net.num_features, 10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        timestepper.attach(net)
+
+
+def test_controllers_are_loaded_without_a_touch_on_the_filters_of_warnings(tmp_path, monkeypatch):
+    """They are those of all threads: two that load at once would leave the warning of attach switched off for good."""
+    path = timestepper.save_controllers(timestepper.attach(trained(), start="identity"), tmp_path / "steps.safetensors")
+    before, seen = [*warnings.filters], []
+
+    def attach(*args, **options):
+        seen.append([*warnings.filters])
+        return timestepper.attach(*args, **options)
+
+    monkeypatch.setattr(timestepper.saving, "attach", attach)
+    timestepper.load_controllers(trained(), path)
+    assert seen == [before]
