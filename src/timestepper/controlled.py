@@ -191,6 +191,8 @@ class Controlled:
     def _described(self, root: nn.Module, read: Read) -> list[list[Tensor]]:
         """The same of each site of a stage, which must give as many numbers as the controller was made for."""
         weights = [self._weights(root, site) for site in read.sites]
+        if torch.jit.is_tracing():  # sizes are tensors then
+            return weights
         for site, own in zip(read.sites, weights, strict=True):
             found = sum(weight.numel() // weight.shape[1] for weight in own)
             if found != read.descriptor:
