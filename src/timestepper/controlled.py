@@ -1,10 +1,11 @@
 """Step sizes from weights: what the controllers of one network read, and what they give."""
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from timestepper.errors import MismatchError, StepSizeError, WrappedModelError
 from timestepper.root import CONTROLLERS
 from timestepper.sites import Site, Stage
 
+Part = TypeVar("Part", bound=nn.Module)
 Convs = dict[str, tuple[dict[str, nn.Module | None], str]]  # by path: the siblings of a layer, and its name among them
 
 
@@ -66,6 +68,15 @@ class Read(NamedTuple):
     ends: tuple[End, ...] = ()  # of each site
 
 
+class _Here(threading.local):
+    """Of one thread: whether it only looks at step sizes."""
+
+    looks = False
+
+
+_here = _Here()
+
+
 class Controlled:
     """A network and its controllers, which are its child.
 
@@ -95,7 +106,7 @@ class Controlled:
         with held_still(self.root), self.no_autocast(self.root):
             for (stage, controller), read in zip(self.controlled(), self.reads, strict=True):
                 described = self.descriptors(self.root, read, controller)
-                found = controller(described)
+                found = called(controller, described)
                 wanted = len(read.sites), read.channels
                 if tuple(found.shape) != wanted:
                     raise StepSizeError(
@@ -191,6 +202,8 @@ class Controlled:
     def _described(self, root: nn.Module, read: Read) -> list[list[Tensor]]:
         """The same of each site of a stage, which must give as many numbers as the controller was made for."""
         weights = [self._weights(root, site) for site in read.sites]
+        if torch.jit.is_tracing():  # sizes are tensors then
+            return weights
         for site, own in zip(read.sites, weights, strict=True):
             found = sum(weight.numel() // weight.shape[1] for weight in own)
             if found != read.descriptor:
@@ -239,22 +252,34 @@ def _outputs_first(weight: Tensor, averaged: tuple[int, ...]) -> Tensor:
 def held_still(root: nn.Module) -> Iterator[None]:
     """For who only looks, in eval mode: controllers of a user's may draw or count, in dropout or batch norm.
 
-    And torch's spectral_norm moves its estimate whenever its weight is read.
+    In this thread alone, for another one may train. And torch's spectral_norm moves its estimate whenever its weight is
+    read.
     """
-    lists = [module for module in root.modules() if isinstance(module, ParametrizationList)]
-    parts = [part for module in (*lists, root._modules[CONTROLLERS]) for part in cast(nn.Module, module).modules()]
-    moving = [part for part in parts if part.training]
+    parts = [part for module in root.modules() if isinstance(module, ParametrizationList) for part in module.modules()]
+    moving, around = [part for part in parts if part.training], _here.looks
     for part in moving:
         part.training = False
+    _here.looks = True
     try:
         yield
     finally:
+        _here.looks = around
         for part in moving:
             part.training = True
 
 
+def _in_eval(module: Part) -> Part:
+    """The same parameters and buffers in modules of their own, which are in eval mode."""
+    own = object.__new__(type(module))
+    own.__dict__.update(vars(module), _parameters={**module._parameters}, training=False)
+    own.__dict__["_modules"] = {name: child and _in_eval(child) for name, child in module._modules.items()}
+    return own
+
+
 def called(controller: Controller, described: Tensor) -> Tensor:
     """Its step sizes. Outside of a forward of the network FSDP leaves it in shards, which every rank has to gather."""
+    if _here.looks and any(part.training for part in controller.modules()):
+        controller = _in_eval(controller)
     if not torch.compiler.is_compiling() and any(map(is_sharded, controller.parameters())):
         whole = {name: _gathered(parameter) for name, parameter in controller.named_parameters()}
         return torch.func.functional_call(controller, whole, (described,))

@@ -117,7 +117,7 @@ def _affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     Not ``x @ W.mT + b``: for a stage of one site, inductor (torch 2.11 to 2.15) writes the sum over the product and
     then reads it in the backward pass, which gives silently wrong gradients.
     """
-    return torch.baddbmm(bias, x, weight.mT) if weight.dim() == 3 else functional.linear(x, weight, bias)
+    return torch.baddbmm(bias, x, weight.transpose(1, 2)) if weight.dim() == 3 else functional.linear(x, weight, bias)
 
 
 def stepped_forward(shortcut: Tensor, branch: Tensor, step_size: Tensor) -> Tensor:

@@ -5,6 +5,9 @@ refused by name, because a layer would silently run without its step size.
 """
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +36,7 @@ _WRAPPERS = {
     "AveragedModel",
 }
 _TRANSPARENT = {"CheckpointWrapper", "OptimizedModule"}  # put around a layer, they run it as it is
+_expected: ContextVar[bool] = ContextVar("_expected", default=False)
 
 
 @dataclass
@@ -201,18 +205,31 @@ def refuse_wrapped(model: nn.Module) -> None:
         raise AlreadyAttachedError(f"{type(model).__name__} has a part or attribute named 'controllers'; rename it")
 
 
+@contextmanager
+def trained_is_expected() -> Iterator[None]:
+    """For who gives a trained network its own controllers; warnings.catch_warnings would reach into other threads."""
+    token = _expected.set(True)
+    try:
+        yield
+    finally:
+        _expected.reset(token)
+
+
 def warn_if_trained(model: nn.Module, controller: ControllerSpec, start: float | None) -> None:
     """Step sizes of about a half make a trained network compute something else. Its norms' weights no longer agree."""
-    if start is not None or controller.controller.own_start or controller.options.get("value") == 1:
+    if start is not None or controller.options.get("value") == 1 or _expected.get():
         return
+    better = '"channel(1)"' if controller.controller.own_start else 'start="identity"'
     for path, module in model.named_modules():
-        weight = getattr(module, "weight", None)
-        if "Norm" not in type(module).__name__ or type(weight) is not nn.Parameter or weight.is_meta:
+        if "Norm" not in type(module).__name__:
             continue
-        if weight.numel() and bool((weight != weight.flatten()[0]).any()):
+        weight = module._parameters.get("weight")
+        if type(weight) is not nn.Parameter or weight.is_meta or weight.dim() != 1:  # matrices begin with chance
+            continue
+        if weight.numel() and bool((weight != weight[0]).any()):
             warnings.warn(
                 f"{type(model).__name__} looks trained (the weights of {path} differ), and with {controller} it no "
-                'longer computes what it has learned; attach(net, start="identity") begins with its own function',
+                f"longer computes what it has learned; attach(net, {better}) begins with its own function",
                 stacklevel=4,  # of who calls attach, which is decorated
             )
             return

@@ -5,7 +5,6 @@ Folded weights are saved under the base model's own keys.
 """
 
 import json
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from timestepper.controlled import is_sharded
 from timestepper.controllers import parse
 from timestepper.errors import CheckpointError, MismatchError, WrappedModelError
 from timestepper.files import as_path, with_checksum, write_atomic
+from timestepper.links import trained_is_expected
 from timestepper.sites import Discovery
 from timestepper.steps import Steps
 from timestepper.tensors import load_exactly, read_tensors, write_tensors
@@ -121,8 +121,7 @@ def load_controllers(
     if sites is None and exclude is None and description.get("chosen"):
         sites = [site for stage in description["stages"] for site in stage.get("sites", ())]
     controller = parse(description["controller"], _beside(path))
-    with warnings.catch_warnings():  # the trained network that they belong to is no mistake here
-        warnings.filterwarnings("ignore", ".* looks trained")
+    with trained_is_expected():
         net = attach(model, controller, example=example, sites=sites, exclude=exclude, **options)
     try:
         _compare(net, description, path, strict_depth)

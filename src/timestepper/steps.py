@@ -204,7 +204,7 @@ class Steps(Controlled):
 
     def _raws(self, root: nn.Module) -> list[Tensor]:
         """The trained parameters that step sizes enter."""
-        found = []
+        found, traced = [], torch.jit.is_tracing()  # where sizes are tensors
         for layer, (_, own) in zip(self._layers(root), self._taking(), strict=True):
             for name, taken in own:
                 raw = reparam.trained(layer, name)
@@ -215,7 +215,8 @@ class Steps(Controlled):
                         "size; change timestepper.fold(net) instead"
                     )
                 entry, sizes = taken.entry, taken.end - taken.begin
-                if entry.length is None and raw.shape[entry.dimension] != sizes:  # a kernel would not notice
+                whole = entry.length is None and not traced
+                if whole and raw.shape[entry.dimension] != sizes:  # a kernel would not notice
                     raise MismatchError(
                         f"{entry.parameter} has another size since attach ({raw.shape[entry.dimension]} channels, "
                         f"{sizes} step sizes); prune timestepper.fold(net), or detach and attach again"

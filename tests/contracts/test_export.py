@@ -1,6 +1,7 @@
 """Networks that leave Python: torch.export, ONNX, AOTInductor, traces. Attached they carry their step sizes along."""
 
 import copy
+import warnings
 
 import onnxruntime
 import pytest
@@ -13,6 +14,7 @@ from training import batch, bits, fits_its_fold, plain, same, small, tiny, train
 
 import timestepper
 from timestepper.errors import WrappedModelError
+from timestepper.models import CifarResNet
 
 
 @pytest.fixture(scope="module", params=["attached", "folded"])
@@ -57,6 +59,16 @@ def test_onnx(net, expected, tmp_path, dynamo):
     torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's, about the age of its exporter
+@pytest.mark.parametrize("kind", ["two_fc", "independent", "depth(0.5)", "gain"])
+def test_the_older_exporter_knows_what_other_kinds_compute_with(kind, tmp_path):
+    net, images = timestepper.attach(CifarResNet(8, width=8), kind).eval(), torch.ones(2, 3, 8, 8)
+    torch.onnx.export(net, (images,), tmp_path / "net.onnx", dynamo=False, verbose=False)
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), net(images), rtol=1e-3, atol=1e-4)
+
+
 def test_aot_inductor(tmp_path):
     net = train(tiny()).eval()
     program = torch.export.export(net, (batch()[0],))
@@ -69,6 +81,18 @@ def test_aot_inductor(tmp_path):
 def test_a_trace(net, expected):
     traced = torch.jit.trace(net, batch()[0], check_trace=False)
     torch.testing.assert_close(traced(batch()[0][:2]), expected[:2])
+
+
+@pytest.mark.parametrize("kind", ["lstm", "channel(0.1)", "gain"])
+def test_a_trace_has_no_warning_of_ours(kind):
+    """Sizes are tensors while torch.jit traces, and who asks whether they differ is told of a wrong trace."""
+    net = timestepper.attach(CifarResNet(8, width=8), kind).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torch.jit.TracerWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        traced = torch.jit.trace(net, torch.ones(2, 3, 8, 8), check_trace=False)
+    images = torch.ones(3, 3, 8, 8)
+    torch.testing.assert_close(traced(images), net(images))
 
 
 def test_fx_keeps_stepped_layers_whole():

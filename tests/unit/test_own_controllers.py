@@ -161,6 +161,23 @@ def test_who_only_looks_at_step_sizes_sees_them_without_chance():
     assert all(torch.equal(tensor, before[name]) for name, tensor in counted.items())
 
 
+def test_who_looks_does_not_change_the_mode_of_another_thread_that_trains():
+    """Else the dropout of its controllers would come and go; and one that evaluates would be left in train mode."""
+    stepped, seen = timestepper.attach(deep(), Noisy).train(), []
+
+    def note(*_):
+        seen.append([module.training for module in stepped.modules()])  # as another thread would just then
+
+    for controller in stepped.controllers.values():
+        controller.out.register_forward_pre_hook(note)
+    timestepper.step_sizes(stepped)
+    timestepper.fold(stepped)
+    with timestepper.frozen_steps(stepped):
+        pass
+    assert len(seen) == 9
+    assert all(map(all, seen))
+
+
 def test_controllers_with_whole_numbers_come_back(tmp_path):
     stepped = timestepper.attach(deep(), Noisy).eval()
     path = timestepper.save_controllers(stepped, tmp_path / "steps.safetensors")

@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 from families import FAMILIES
+from torch import nn
 
 import timestepper
 from timestepper.errors import StepSizeError
@@ -127,18 +128,44 @@ def trained():
 
 
 def test_a_trained_network_that_would_not_compute_what_it_did_is_told_of(tmp_path):
-    told = (
-        r"ConvNeXt looks trained \(the weights of stem\.1 differ\), and with lstm .* attach\(net, start=\"identity\"\)"
-    )
-    with pytest.warns(UserWarning, match=told) as warned:
+    told = r"ConvNeXt looks trained \(the weights of stem\.1 differ\), and with {} .* attach\(net, {}\)"
+    with pytest.warns(UserWarning, match=told.format("lstm", 'start="identity"')) as warned:
         net = timestepper.attach(trained())
     assert [warning.filename for warning in warned] == [__file__]
+    with pytest.warns(UserWarning, match=told.format(r"channel\(0\.1\)", r'"channel\(1\)"')):
+        timestepper.attach(trained(), "channel(0.1)")
     path = timestepper.save_controllers(net, tmp_path / "steps.safetensors")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         timestepper.load_controllers(trained(), path)
         timestepper.attach(trained(), start="identity")
-        timestepper.attach(trained(), "fixed(1)")
+        timestepper.attach(trained(), "channel(1)")
         timestepper.attach(timm.create_model("convnext_atto", num_classes=10))
         for make in FAMILIES.values():
             timestepper.attach(make())
+
+
+class LayerNormLinear(nn.Linear):
+    """Named as NVIDIA's is: a norm and a matrix, whose weight is the matrix."""
+
+
+def test_a_matrix_that_is_called_norm_is_no_sign_of_training():
+    net = timm.create_model("convnext_atto", num_classes=10)
+    net.head.fc = LayerNormLinear(net.num_features, 10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        timestepper.attach(net)
+
+
+def test_controllers_are_loaded_without_a_touch_on_the_filters_of_warnings(tmp_path, monkeypatch):
+    """They are those of all threads: two that load at once would leave the warning of attach switched off for good."""
+    path = timestepper.save_controllers(timestepper.attach(trained(), start="identity"), tmp_path / "steps.safetensors")
+    before, seen = [*warnings.filters], []
+
+    def attach(*args, **options):
+        seen.append([*warnings.filters])
+        return timestepper.attach(*args, **options)
+
+    monkeypatch.setattr(timestepper.saving, "attach", attach)
+    timestepper.load_controllers(trained(), path)
+    assert seen == [before]

@@ -41,7 +41,7 @@ class Gain(Controller):
             seen = torch.stack([log_v, log_g, torch.full_like(log_v, site / self.shape.sites)])
             log_rho = w_out @ torch.tanh(w_in @ seen + b_in) + b_out
             rho = torch.exp(log_rho) * first
-            rows.append(rho * torch.exp(log_v * self.shape.normed - log_g))
+            rows.append(rho * torch.exp(log_v * float(self.shape.normed) - log_g))
             log_v = log_v + 0.5 * torch.log1p(rho.square().mean())
         return torch.stack(rows)
 

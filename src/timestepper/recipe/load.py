@@ -150,12 +150,16 @@ def sections(recipe: Recipe) -> Iterator[tuple[str, list[tuple[Field, Any]]]]:
 
 
 def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
-    """What changes between two recipes, without the fields that are free to change: (key, old, new)."""
+    """What changes between two recipes, without the fields that are free to change: (key, old, new).
+
+    Where a plain network is new, what the old one's controller was like goes with it.
+    """
+    plain = new.controller.kind == "none"
     return [
         (f"{section}.{f.name}", before, after)
         for (section, earlier), (_, later) in zip(sections(old), sections(new), strict=True)
         for (f, before), (_, after) in zip(earlier, later, strict=True)
-        if before != after and not f.metadata["free"]
+        if before != after and not f.metadata["free"] and not (plain and section == "controller" and f.name != "kind")
     ]
 
 
@@ -163,11 +167,14 @@ def identity(recipe: Mapping[str, Mapping[str, Any]]) -> str:
     """All that decides what a recipe learns and is not at its default, as JSON.
 
     A version with one more setting so finds the records, and the half-finished runs, of those before it. A run of an
-    older default, which has the same folder, is told by the recipe in it.
+    older default, which has the same folder, is told by the recipe in it. What older ones say of the controller that a
+    plain network does not have decides nothing.
     """
     settled: dict[str, dict[str, Any]] = {}
     for section, settings in sections(Recipe()):
         given = recipe.get(section, {})
+        if section == "controller" and given.get("kind") == "none":
+            given = {}
         settled[section] = {
             f.name: given[f.name]
             for f, default in settings

@@ -5,6 +5,7 @@ compressed, in a file beside it; ``converted_from`` is the checksum that it had 
 neither gets through where it is damaged, edited, unfinished or of another schema.
 """
 
+import glob
 import hashlib
 import json
 import re
@@ -73,14 +74,23 @@ def _key(content: dict[str, Any]) -> str:
 def own_place(folder: Path, content: dict[str, Any]) -> Path:
     """Where a record goes; to a longer name where another recipe, other data or another run of the same have its own.
 
-    Names do not tell all, and which of two results of one run counts is not for the later one to say.
+    Names do not tell all, and which of two results of one run counts is not for the later one to say. Where it has a
+    place already, it keeps it, also when the other one was removed.
     """
     path, own = folder / file_name(content), _key(content)
+    longer = sorted(folder.glob(f"{glob.escape(path.stem)}_*.json"))
+    there = {place: _key_in(place) for place in (path, *longer)}
+    if (found := next((place for place, key in there.items() if key == own), None)) is not None:
+        return found
+    return path if there[path] is None else path.with_stem(f"{path.stem}_{digest(own)[:8]}")
+
+
+def _key_in(path: Path) -> str | None:
+    """That of a record in the results; None where there is none, or one that is worth nothing."""
     try:
-        other = _key(sound(path, validate.Source(path, RecordError)))
-    except (RecordError, KeyError, AttributeError, TypeError):  # none, or one that is worth nothing
-        return path
-    return path if other == own else path.with_stem(f"{path.stem}_{digest(own)[:8]}")
+        return _key(sound(path, validate.Source(path, RecordError)))
+    except (RecordError, KeyError, AttributeError, TypeError):
+        return None
 
 
 def _readable(content: dict[str, Any]) -> str:

@@ -26,8 +26,8 @@ def reconcile(
     Or with other images, as far as the state says which: that of an older version does not.
 
     ``run.epochs`` may change without ``override`` where every learning rate used so far stays what it was, because the
-    run then ends as if it had had so many epochs from the start. After any other change of the recipe it is no run of
-    its recipe any more, and the state says for ever what was ``changed``.
+    run then ends as if it had had so many epochs from the start. After any other change, of the recipe or of the
+    images, it is no run of its recipe any more, and the state says for ever what was ``changed``.
     """
     recipe, where = run.recipe, run.path
     earlier = loads(state["recipe"], f"{where}: recipe of the checkpoint")
@@ -36,11 +36,11 @@ def reconcile(
         for change in differences(earlier, recipe)
         if change[0] != "run.epochs" or not _may_last(earlier, recipe, state, samples)
     ]
+    others = other_images(state.get("images", {}), images)
+    changed += others
     if changed and state["step"]:
         now = f"{told(changed)} at update {state['step']}"
         state = {**state, "changed": "; ".join(filter(None, (state.get("changed"), now)))}
-    others = other_images(state.get("images", {}), images)
-    changed += others
     if recipe.run.epochs < state["epochs_done"]:
         raise RecipeError(
             f"{where} has done {state['epochs_done']} epochs, more than run.epochs={recipe.run.epochs}; ask for more "

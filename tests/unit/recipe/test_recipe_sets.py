@@ -115,6 +115,9 @@ def test_only_what_is_learned_makes_an_identity():
     del without["controller"]["descriptor_gradient"]  # as in a record from before the field existed
     assert identity(without) == of()
     assert identity(json.loads(json.dumps(without))) == of()  # a record has lists where a recipe has tuples
+    plain = as_dict(load("paper/cifar10", ["controller.kind=none"]))
+    older = {**plain, "controller": {**plain["controller"], "descriptor": "visible", "reduction": 2}}
+    assert identity(older) == identity(plain)  # as in a record from when a plain network was so many runs
 
 
 def test_a_new_setting_moves_no_folder(monkeypatch):

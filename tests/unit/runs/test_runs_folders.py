@@ -40,6 +40,14 @@ def test_what_is_overridden_names_the_folder(changes, below):
     assert folder(*changes) == f"runs/smoke/digits{below}"
 
 
+def test_a_plain_run_of_a_recipe_that_says_more_of_its_controller_lies_where_it_always_did():
+    Path("mine.toml").write_text('[controller]\nkind = "lstm"\ndescriptor = "visible"\nreduction = 2\n')
+    assert (
+        str(default_folder("mine.toml", load("mine.toml", ["controller.kind=none"])))
+        == "runs/mine/controller.kind=none"
+    )
+
+
 @pytest.mark.parametrize("letter", ["0", "é", "漢"])
 def test_long_names_stay_apart_and_fit_a_file_system(letter):
     long = [folder(f"model.options={letter * 110} {digit}") for digit in (6, 7)]

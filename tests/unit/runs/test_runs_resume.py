@@ -14,9 +14,10 @@ def recipe(*changes):
     return loads("", "test", ["run.epochs=4", *changes])
 
 
-def go_on(before, after, *, step=15, done=1, override=False, world=1, samples=SAMPLES, images=None):
+def go_on(before, after, *, step=15, done=1, override=False, world=1, samples=SAMPLES, earlier=None, images=None):
     """Reconcile a state of ``before`` (10 steps an epoch) with ``after``; the new state and what was said."""
     state = {"recipe": dump(before), "step": step, "epochs_done": done, "world": 1, "interval": [1.0], "epoch": [2.0]}
+    state |= {"images": earlier or {}}
     told = []
     run = Run(after, "x", Path("runs/x"), override=override)
     return reconcile(state, run, images or {}, samples, world, told.append), told
@@ -94,6 +95,8 @@ def test_what_was_changed_stays_with_the_run():
     for same in (recipe(), recipe("data.workers=3"), recipe("run.epochs=8")):  # it ends as if it had begun so
         assert "changed" not in go_on(recipe(), same, override=True)[0]
     assert "changed" not in go_on(recipe(), change, override=True, step=0, done=0)[0]  # it has learned nothing yet
+    state = go_on(recipe(), recipe(), override=True, earlier={"bytes of images": 1}, images={"bytes of images": 2})[0]
+    assert state["changed"] == "bytes of images 1 -> 2 at update 15"
 
 
 def test_another_number_of_processes_is_told_in_one_line():
