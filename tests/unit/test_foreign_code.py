@@ -95,7 +95,7 @@ def test_a_run_that_is_compared_starts_no_code(tmp_path):
     assert default_folder("smoke/digits", other) == Path("runs/smoke/digits/run.seed=3")
     expand(["smoke/digits"], ["run.seed=3"], [], Path("runs"), 60.0)
     state = {"recipe": Path("runs/smoke/digits/recipe.toml").read_text(), "epochs_done": 0, "step": 0, "world": 1}
-    with pytest.raises(RecipeError, match=r"another recipe: .*controller\.module 'my_steps' -> None"):
+    with pytest.raises(RecipeError, match=r"another recipe: controller\.kind 'mine' -> 'none'"):
         reconcile(state, Run(other, "x", tmp_path), {}, 1000, 1, print)
     assert not ran()
 
