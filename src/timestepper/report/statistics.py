@@ -161,12 +161,16 @@ class Part(NamedTuple):
     veto: bool = False
 
     @property
+    def p(self) -> float:
+        """Of what is asked: two-sided against zero; against a margin, as for "equal", one-sided."""
+        return self.estimate.chance(self.bound, self.above) * (1 if self.bound else 2)
+
+    @property
     def holds(self) -> bool:
-        """For certain: against zero with the 95% interval, against a margin, as for "equal", with the 90% one."""
+        """For certain: against zero with the 95% interval, against a margin with the 90% one."""
         if self.veto:
             return self.estimate.mean > self.bound if self.above else self.estimate.mean < self.bound
-        confidence = EQUAL_CONFIDENCE if self.bound else CONFIDENCE
-        return self.estimate.chance(self.bound, self.above) <= (1 - confidence) / 2
+        return self.p <= 1 - CONFIDENCE
 
     @property
     def enough(self) -> bool:
@@ -178,16 +182,19 @@ class Part(NamedTuple):
         """Whether an end of its interval is 0.00 in print: so near the edge that another test may say the opposite."""
         return any(round(end, 2) == 0 for end in self.estimate.interval())
 
-    def within(self, margin: float) -> bool:
-        """Whether the 90% interval lies inside the margin."""
-        low, high = self.estimate.interval(EQUAL_CONFIDENCE)
-        return low > -margin and high < margin
+    @property
+    def p_equal(self) -> float:
+        """Of lying within what counts as equal."""
+        return max(self.estimate.chance(EQUAL_MARGIN), self.estimate.chance(-EQUAL_MARGIN, above=True))
 
 
 def refuted(parts: Sequence[Part]) -> list[bool]:
     """Which parts certainly do not hold, corrected for their number."""
-    chances = holm([part.estimate.chance(part.bound, not part.above) for part in parts])
-    return [chance <= (1 - CONFIDENCE) / 2 for chance in chances]
+    return [p <= 1 - CONFIDENCE for p in _against(parts)]
+
+
+def _against(parts: Sequence[Part]) -> list[float]:
+    return holm([2 * part.estimate.chance(part.bound, not part.above) for part in parts])
 
 
 def decide(parts: Sequence[Part], points: bool = False) -> str:
@@ -204,7 +211,26 @@ def decide(parts: Sequence[Part], points: bool = False) -> str:
         return SUPPORTED
     if any(no and sure for no, sure in zip(refuted(parts), clear, strict=True)):
         return CONTRADICTED
-    return EQUAL if points and all(part.within(EQUAL_MARGIN) for part in parts) else OPEN
+    return EQUAL if points and all(part.p_equal <= 1 - CONFIDENCE for part in parts) else OPEN
+
+
+def p_of(state: str, parts: Sequence[Part]) -> float | None:
+    """By which the parts have that state, so that several statements can be looked at together; none of *open*."""
+    if state == SUPPORTED:
+        return max(part.p for part in parts if not part.veto)
+    if state == CONTRADICTED:
+        return min(_against(parts))
+    return max(part.p_equal for part in parts) if state == EQUAL else None
+
+
+def together(ps: Sequence[float]) -> list[float]:
+    """Larger ones, for many statements at once: of those that stay certain, one in twenty is false on average.
+
+    Benjamini and Hochberg's procedure.
+    """
+    from scipy.stats import false_discovery_control
+
+    return [float(p) for p in false_discovery_control(ps)]
 
 
 def signed(value: float, digits: int = 2) -> str:

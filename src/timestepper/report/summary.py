@@ -24,7 +24,9 @@ def summarise(
         decided = [verdict for verdict in chosen if verdict.state != NOT_RUN]
         lesser = sum(verdict.short or verdict.stand_in for verdict in decided)
         rest = f"; {lesser} of the {len(decided)} that were looked at rest on a short schedule or a smaller stand-in"
-        lines.append(f"Of {len(states)} statements of the paper: {told}{rest if lesser else ''}.")
+        alone = sum(verdict.alone for verdict in chosen)
+        few = f"; certain by themselves only: {alone}" if alone else ""
+        lines.append(f"Of {len(states)} statements of the paper: {told}{few}{rest if lesser else ''}.")
     if counted:
         equal, total = counts.agreement(claims, counted)
         lines.append(f"{equal} of the paper's {total} parameter and GFLOPs figures come out to the printed digit.")

@@ -29,6 +29,8 @@ from timestepper.report.statistics import (
     decide,
     difference,
     holm,
+    p_of,
+    together,
 )
 
 _ALL, _DISAGREE, _DIFFER = "all of these together", "the settings disagree", "the settings differ in size"
@@ -37,7 +39,11 @@ _NOT_EACH = "on average only, not in each setting"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the runs say to one statement in one setting, or in all of them; ``main`` is the one that counts."""
+    """What the runs say to one statement in one setting, or in all of them; ``main`` is the one that counts.
+
+    ``p`` is that of a state that chance can bring about. ``alone`` is a state that is certain by itself and not among
+    all statements.
+    """
 
     claim: Claim
     statement: Statement
@@ -47,6 +53,8 @@ class Verdict:
     short: bool = False
     stand_in: bool = False
     main: bool = True
+    p: float | None = None
+    alone: bool = False
 
 
 def judge(claims: Claims, arms: Sequence[Arm], solutions: Mapping[str, Any] = MappingProxyType({})) -> list[Verdict]:
@@ -61,7 +69,19 @@ def judge(claims: Claims, arms: Sequence[Arm], solutions: Mapping[str, Any] = Ma
                 found.append(_judge_solution(blank, solutions))
             else:
                 found += _judge_runs(blank, claims, arms)
-    return found
+    return _among_all(found)
+
+
+def _among_all(found: Sequence[Verdict]) -> list[Verdict]:
+    """With a note in each main verdict that is certain by itself only; of forty, two would be so by chance."""
+    noted = list(found)
+    tested = [n for n, each in enumerate(found) if each.main and (each.state == OPEN or each.p is not None)]
+    ps = [1.0 if found[n].state == OPEN else found[n].p or 0.0 for n in tested]
+    for n, p in zip(tested, together(ps), strict=True):
+        if found[n].state != OPEN and p > 1 - CONFIDENCE:
+            told = f"certain by itself, not among all {len(tested)} statements (p {p:.2f})"
+            noted[n] = replace(found[n], detail=f"{found[n].detail}; {told}", alone=True)
+    return noted
 
 
 def headline(verdicts: Iterable[Verdict]) -> list[Verdict]:
@@ -84,7 +104,9 @@ def _judge_runs(blank: Verdict, claims: Claims, arms: Sequence[Arm]) -> list[Ver
         state = states[0] if len(set(states)) == 1 else CONTRADICTED if CONTRADICTED in states else OPEN
         told = (f"{_places([place])}: {found}" for place, found in zip(statement.on, states, strict=True))
         short = any(verdict.short for verdict in last)
-        own.append([replace(blank, state=state, detail="; ".join(told), short=short)])
+        ps = [verdict.p for verdict in last if verdict.state == state and verdict.p is not None]
+        p = min(1.0, min(ps) * len(last)) if state == CONTRADICTED else max(ps, default=None)
+        own.append([replace(blank, state=state, detail="; ".join(told), short=short, p=p)])
     every = [*(verdict for each in own for verdict in each), *stand_in] or [blank]
     main = (own[-1] if any(own) else stand_in or [blank])[-1]
     return [replace(verdict, main=verdict is main) for verdict in every]
@@ -222,9 +244,10 @@ def _verdict(blank: Verdict, asked: Demand) -> Verdict:
         detail = f"{wording.diverged(asked.lost)}, too few are left"
         return replace(blank, state=OPEN, detail=detail, where=asked.where, short=asked.short)
     state = decide(asked.parts, points=statement.check == "lower" and "error" in statement.quantity)
+    parts = asked.parts
     if asked.partial:
         # Some depths can contradict what is said of each or of any two of them, but not a slope over all.
-        parts = [part for part in asked.parts if part.at]
+        parts = [part for part in parts if part.at]
         state = CONTRADICTED if parts and decide(parts) == CONTRADICTED else NOT_RUN
     if state != NOT_RUN and (asked.rough or asked.lost):
         state = OPEN  # a mean without the runs that failed is too kind
@@ -233,7 +256,7 @@ def _verdict(blank: Verdict, asked: Demand) -> Verdict:
         detail = f"so far {detail}"
     if asked.rough:
         detail += f"; {statement.caution_in_bf16}"
-    return replace(blank, state=state, detail=detail, where=asked.where, short=asked.short)
+    return replace(blank, state=state, p=p_of(state, parts), detail=detail, where=asked.where, short=asked.short)
 
 
 def _places(places: Sequence[Place]) -> str:

@@ -56,6 +56,12 @@ def verdicts(asked, *groups, solutions=None):
     return judge({"c": Claim("c", "Table 9", "a claim", statement=(asked,))}, groups, solutions or {})
 
 
+def asked_together(*cases):
+    """The main verdict on every case, a statement with its groups, among all of them."""
+    claim = Claim("c", "Table 9", "a claim", statement=tuple(asked for asked, *_ in cases))
+    return headline(judge({"c": claim}, [each for _, *groups in cases for each in groups]))
+
+
 def verdict(asked, *groups):
     """The main one."""
     (found,) = headline(verdicts(asked, *groups))

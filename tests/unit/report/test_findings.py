@@ -41,7 +41,9 @@ def test_every_statement_stands_in_the_findings_with_its_verdict(found):
 def test_the_findings_count_the_verdicts(found):
     states = [verdict.state for verdict in headline(found)]
     counted = ", ".join(f"{states.count(state)} {state}" for state in STATES if state in states)
-    assert f"{len(states)} statements: {counted}." in re.sub(r"\s+", " ", FINDINGS)
+    alone = sum(verdict.alone for verdict in headline(found))
+    told = f"{len(states)} statements: {counted}; certain by themselves only: {alone}."
+    assert told in re.sub(r"\s+", " ", FINDINGS)
 
 
 def test_every_interval_of_a_statement_is_the_measured_one(found):
@@ -50,8 +52,9 @@ def test_every_interval_of_a_statement_is_the_measured_one(found):
             assert f"| {verdict.detail} |" in FINDINGS, verdict.statement.id
         elif verdict.main:
             (row,) = (line for line in FINDINGS.splitlines() if f"| {verdict.statement.text} |" in line)
-            for interval in re.findall(r"\[[^\]]*\d, [^\]]*\]", verdict.detail):
-                assert interval in row, verdict.statement.id
+            for told in re.findall(r"\[[^\]]*\d, [^\]]*\]|certain by itself.*", verdict.detail):
+                assert told in row, verdict.statement.id
+            assert verdict.alone == ("certain by itself" in row)
 
 
 # The first tables of findings and README, row by row: how a row begins, its seeds, and what stands in it.

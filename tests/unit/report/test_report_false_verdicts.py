@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made import DIGITS, LSTM, PLACE, ended, noisy, statement, stepped, task, trained, verdict
+from made import DIGITS, LSTM, PLACE, asked_together, ended, noisy, statement, stepped, task, trained, verdict
 from scipy.stats import binom
 
 from timestepper.records.subject import subject
@@ -297,3 +297,28 @@ def test_power_is_what_the_findings_say(make, state, power):
 
 def test_with_the_paper_s_three_seeds_most_studies_of_half_a_point_stay_open():
     assert count(two_arms(effect=0.5), OPEN) > STUDIES / 2
+
+
+def twenty(effects, rng):
+    """So many statements, each about a network of its own, of which the first ones have an effect of 0.8 points."""
+    for number in range(1, 21):
+        model = f"cifar/resnet{6 * number + 2}"
+        errors = (rng.normal(7 - 0.8 * (arm == "lstm") * (number <= effects), 0.3, 5) for arm in ("lstm", "plain"))
+        lstm, plain = (ended(arm, e, task(model)) for arm, e in zip(("lstm", "plain"), errors, strict=True))
+        yield replace(LOWER, on=(Place("digits", model),)), lstm, plain
+
+
+@pytest.mark.parametrize(("effects", "by_itself", "power"), [(0, 0.56, None), (10, 0.20, 0.84)])
+def test_of_what_is_certain_among_all_statements_one_in_twenty_at_most_is_false(effects, by_itself, power):
+    """Without any effect one of twenty statements or another is certain by itself in more than half of the studies."""
+    rng = np.random.default_rng(7)
+    false, seen, alone = [], [], []
+    for _ in range(400):
+        found = asked_together(*twenty(effects, rng))
+        certain = [n for n, each in enumerate(found) if each.state in DECIDED and not each.alone]
+        false.append(sum(n >= effects for n in certain) / max(len(certain), 1))
+        seen.append(sum(n < effects for n in certain))
+        alone.append(any(each.alone and each.state in DECIDED for each in found[effects:]))
+    assert np.mean(false) <= 0.05
+    assert np.mean(alone) == pytest.approx(by_itself, abs=0.07)
+    assert not effects or np.mean(seen) / effects == pytest.approx(power, abs=0.04)

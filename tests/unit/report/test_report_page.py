@@ -177,6 +177,8 @@ def test_the_first_paragraph_counts_the_verdicts_and_says_which_rest_on_less():
     lesser = [replace(found[0], short=True), replace(found[1], stand_in=True), *found[2:]]
     rest = "; 2 of the 3 that were looked at rest on a short schedule or a smaller stand-in."
     assert summarise([], {}, lesser, None, str)[-1] == told + rest
+    lesser[0] = replace(lesser[0], alone=True)
+    assert summarise([], {}, lesser, None, str)[-1] == f"{told}; certain by themselves only: 1{rest}"
 
 
 def test_the_first_paragraph_is_about_the_task_with_most_runs(records):

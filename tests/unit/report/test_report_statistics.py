@@ -3,7 +3,25 @@ import math
 import pytest
 from scipy import stats
 
-from timestepper.report.statistics import average, combine, difference, holm, mean_of, rank_correlation, signed, slope
+from timestepper.report.statistics import (
+    CONTRADICTED,
+    EQUAL,
+    OPEN,
+    SUPPORTED,
+    Estimate,
+    Part,
+    average,
+    combine,
+    decide,
+    difference,
+    holm,
+    mean_of,
+    p_of,
+    rank_correlation,
+    signed,
+    slope,
+    together,
+)
 
 LOW, HIGH = [6.9, 7.2, 6.7], [8.6, 8.1, 9.1]
 
@@ -76,6 +94,33 @@ def test_holm_makes_the_smallest_chance_largest_and_keeps_the_order():
     assert holm([0.5, 0.001]) == pytest.approx([0.5, 0.002])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([0.02]) == [0.02]
+
+
+def test_many_statements_together_need_less_than_with_holm_and_more_than_alone():
+    assert together([0.01, 0.02, 0.9, 0.8]) == pytest.approx([0.04, 0.04, 0.9, 0.9])
+    assert together([0.04]) == [0.04]
+    assert together([]) == []
+
+
+def lies(mean, **keys):
+    return Part(Estimate(mean, (3, 3), 0.1, 4), "difference", **keys)
+
+
+@pytest.mark.parametrize(
+    ("parts", "state", "p"),
+    [
+        ([lies(-0.5), lies(-1.0)], SUPPORTED, 2 * stats.t.sf(5, 4)),  # its weakest part
+        ([lies(-0.5), lies(0.1, veto=True, bound=0.3)], SUPPORTED, 2 * stats.t.sf(5, 4)),  # a veto is not tested
+        ([lies(0.03, bound=0.3)], SUPPORTED, stats.t.sf(2.7, 4)),  # a margin is asked from one side
+        ([lies(0.5), lies(-1.0), lies(0.0)], CONTRADICTED, 3 * 2 * stats.t.sf(5, 4)),  # one of three
+        ([lies(0.02)], EQUAL, stats.t.sf(2.8, 4)),  # its nearer edge
+        ([lies(-0.2)], OPEN, None),
+    ],
+)
+def test_a_state_has_the_p_that_it_was_decided_by(parts, state, p):
+    assert decide(parts, points=True) == state
+    assert p_of(state, parts) == (p and pytest.approx(p))
+    assert p is None or p <= 0.05
 
 
 def test_a_rank_correlation_is_spearman_s_on_fisher_s_scale():

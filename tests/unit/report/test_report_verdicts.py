@@ -4,7 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from made import DIGITS, LSTM, PLACE, PLAIN, ended, noisy, statement, stepped, task, trained, verdict, verdicts
+from made import DIGITS, LSTM, PLACE, PLAIN, asked_together, ended, noisy, statement, stepped, task, trained, verdict, verdicts
 
 from timestepper.records.subject import subject
 from timestepper.report.claims import Claim, Place, Side, load_claims
@@ -361,6 +361,42 @@ def test_a_bound_explains_robustness_if_it_orders_the_networks():
     assert verdict(ranks, *bounded(range(7))).state == NOT_RUN
     few = [replace(each, runs=dict(list(each.runs.items())[:2])) for each in bounded(range(10))]
     assert verdict(ranks, *few[:3], *bounded(range(10))[3:]).state == NOT_RUN  # seven kinds have seeds enough
+
+
+# -- among all statements ---------------------------------------------------------------------------------------------
+
+SURE, LESS_SURE, UNSURE = ([6.8, 6.9, 7.0], [8.8, 8.9, 9.0]), ([6.6, 6.9, 7.2], [7.4, 7.7, 8.0]), ([7, 8, 9], [7, 8, 9])
+
+
+def on_networks(*errors):
+    """A statement about lstm and plain on each of several networks."""
+    for model, (lstm, plain) in zip(DEPTHS, errors, strict=False):
+        arms = (ended(arm, each, task(model)) for arm, each in (("lstm", lstm), ("plain", plain)))
+        yield replace(LOWER, on=(Place("digits", model),)), *arms
+
+
+def test_what_is_certain_by_itself_only_keeps_its_verdict_and_says_so():
+    first, second, *_ = asked_together(*on_networks(SURE, LESS_SURE, UNSURE, UNSURE))
+    assert (first.state, second.state) == (SUPPORTED, SUPPORTED)
+    assert (first.alone, second.alone) == (False, True)
+    assert "certain by itself" not in first.detail
+    assert second.detail.endswith("; certain by itself, not among all 4 statements (p 0.06)")
+    assert not any(each.alone for each in asked_together(*on_networks(LESS_SURE)))
+
+
+def test_statements_that_nobody_ran_or_that_chance_has_no_part_in_do_not_count_among_all():
+    unlucky = statement("lower", on=(CIFAR,))
+    settled = statement("settled", "counts", state=NO_EFFECT, why="shown", by="a test")
+    found = asked_together(*on_networks(LESS_SURE), *((each,) for each in [unlucky, settled] * 20))
+    assert not found[0].alone
+
+
+def test_a_statement_about_two_places_is_contradicted_by_the_surer_of_them_counted_twice():
+    places = [arm for _, *arms in on_networks(LESS_SURE, SURE) for arm in swapped(arms)]
+    asked = replace(LOWER, on=tuple(Place("digits", model) for model in DEPTHS[:2]))
+    *single, main = verdicts(asked, *places)
+    assert main.state == CONTRADICTED
+    assert main.p == pytest.approx(2 * min(each.p for each in single))
 
 
 # -- where -----------------------------------------------------------------------------------------------------------
