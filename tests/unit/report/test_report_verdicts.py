@@ -4,7 +4,21 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from made import DIGITS, LSTM, PLACE, PLAIN, asked_together, ended, noisy, statement, stepped, task, trained, verdict, verdicts
+from made import (
+    DIGITS,
+    LSTM,
+    PLACE,
+    PLAIN,
+    asked_together,
+    ended,
+    noisy,
+    statement,
+    stepped,
+    task,
+    trained,
+    verdict,
+    verdicts,
+)
 
 from timestepper.records.subject import subject
 from timestepper.report.claims import Claim, Place, Side, load_claims
