@@ -8,6 +8,7 @@ over. A run computes the same whether alone or among others, and its failure is 
 import contextlib
 import gc
 import os
+import re
 import signal
 import time
 import traceback
@@ -23,7 +24,7 @@ from timestepper.engine.progress import Display
 from timestepper.engine.rundir import RunDirectory
 from timestepper.engine.runtime import choose_device
 from timestepper.engine.signals import Signals
-from timestepper.errors import TimestepperError, in_words
+from timestepper.errors import LaunchError, TimestepperError, in_words
 from timestepper.recipe.schema import Recipe
 from timestepper.runs import build
 from timestepper.runs.resume import refuse_other_images
@@ -36,7 +37,7 @@ from timestepper.terminal import tell
 
 ALREADY = "already finished"
 _END = object()
-GPU_PROCESSES = "TIMESTEPPER_GPU_PROCESSES"  # of this sweep that share the GPU with this one, and itself
+GPU_PROCESSES = "TIMESTEPPER_GPU_PROCESSES"  # sweeps that share the GPU, this one among them
 _PAUSE = 50e-6  # seconds, where every run waits for the device
 _LONG_PAUSE = 0.05  # where there is no run yet whose kind is ready
 
@@ -154,7 +155,7 @@ def take_turns(
     """Round and round; a run begins when there is room and its kind is ready, and none once a signal asks to stop."""
     waiting, active = {run: kind_of(run.recipe) for run in turns}, dict[Run, Process | None]()
     configured: tuple[str, bool] | None = None
-    processes = int(os.environ.get(GPU_PROCESSES, "1"))
+    processes = _processes()
     while active or (waiting and not signals.stop):
         if parent is not None and os.getppid() != parent:
             signals.stop = signals.stop or signal.SIGTERM
@@ -181,6 +182,16 @@ def take_turns(
                 del active[run]
         if not moved:
             time.sleep(_PAUSE if active else _LONG_PAUSE)
+
+
+def _processes() -> int:
+    """How many sweeps share the GPU, this one among them."""
+    told = os.environ.get(GPU_PROCESSES, "1")
+    if re.fullmatch("[1-9][0-9]{0,2}", told) is None:
+        raise LaunchError(
+            f"the environment says {GPU_PROCESSES}={told[:40]!r}; it must be how many sweeps share the GPU, 1 to 999"
+        )
+    return int(told)
 
 
 def exit_code(runs: Sequence[Run], stop: int) -> int:

@@ -11,6 +11,7 @@ from tiny_sweep import alone, entries, remains, run_sweep
 
 from timestepper.engine.rundir import RunDirectory, read_status
 from timestepper.engine.signals import Signals
+from timestepper.errors import LaunchError
 from timestepper.recipe.load import load
 from timestepper.sweeps import one_gpu
 from timestepper.sweeps.one_gpu import Shared, exit_code
@@ -46,6 +47,25 @@ def test_times_say_how_many_runs_shared_the_device(swept):
     shared = {line["sharing"] for line in lines}
     assert max(shared) == 3
     assert min(shared) >= 1
+
+
+@pytest.mark.parametrize("processes", ["0", "x", "1.5", "-2"])
+def test_an_odd_number_of_sweeps_that_share_a_gpu_is_refused_before_anything_is_trained(
+    processes, tmp_path, monkeypatch
+):
+    wanted = entries(tmp_path, recipes=PLAIN)
+    monkeypatch.setenv("TIMESTEPPER_GPU_PROCESSES", processes)
+    with pytest.raises(LaunchError, match=f"TIMESTEPPER_GPU_PROCESSES='{processes}'"):
+        run_sweep(wanted)
+    assert not any(entry.path.exists() for entry in wanted)
+
+
+def test_runs_of_several_sweeps_on_one_gpu_have_their_share_of_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("TIMESTEPPER_GPU_PROCESSES", "3")
+    (entry,) = entries(tmp_path, recipes=PLAIN)
+    run_sweep([entry])
+    lines = [json.loads(line) for line in (entry.path / "timing.jsonl").read_text().splitlines()]
+    assert {line["sharing"] for line in lines} == {3}
 
 
 def test_a_finished_sweep_is_not_repeated_but_gives_its_records(swept, tmp_path):
