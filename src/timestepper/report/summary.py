@@ -19,18 +19,22 @@ def summarise(
     lines = [f"{runs} finished {'run' if runs == 1 else 'runs'}."] if runs else ["No finished runs yet."]
     lines += [_compare(bundle, label) for bundle in _main_tasks(arms, claims)]
     if chosen := headline(found):
-        states = [verdict.state for verdict in chosen]
-        told = ", ".join(f"{states.count(state)} {state}" for state in STATES if state in states)
         decided = [verdict for verdict in chosen if verdict.state != NOT_RUN]
         lesser = sum(verdict.short or verdict.stand_in for verdict in decided)
         rest = f"; {lesser} of the {len(decided)} that were looked at rest on a short schedule or a smaller stand-in"
-        alone = sum(verdict.alone for verdict in chosen)
-        few = f"; certain by themselves only: {alone}" if alone else ""
-        lines.append(f"Of {len(states)} statements of the paper: {told}{few}{rest if lesser else ''}.")
+        lines.append(f"Of the paper's {count_states(chosen)}{rest if lesser else ''}.")
     if counted:
         equal, total = counts.agreement(claims, counted)
         lines.append(f"{equal} of the paper's {total} parameter and GFLOPs figures come out to the printed digit.")
     return lines
+
+
+def count_states(found: Sequence[Verdict]) -> str:
+    """``5 statements: 2 supported, 3 open``."""
+    states = [verdict.state for verdict in found]
+    told = ", ".join(f"{states.count(state)} {state}" for state in STATES if state in states)
+    alone = sum(verdict.alone for verdict in found)
+    return f"{len(states)} statements: {told}" + (f"; certain by themselves only: {alone}" if alone else "")
 
 
 def _main_tasks(arms: Sequence[Arm], claims: Claims) -> list[list[Arm]]:

@@ -170,7 +170,7 @@ def test_the_first_paragraph_counts_the_verdicts_and_says_which_rest_on_less():
         verdicts.Verdict(claim, Statement(str(number), "", "lower", "test_error"), state, "")
         for number, state in enumerate(states)
     ]
-    told = "Of 6 statements of the paper: 1 supported, 2 open, 3 not run"
+    told = "Of the paper's 6 statements: 1 supported, 2 open, 3 not run"
     assert summarise([], {}, found, None, str)[-1] == f"{told}."
     others = [replace(verdict, main=False, state=CONTRADICTED) for verdict in found]
     assert summarise([], {}, [*others, *found], None, str)[-1] == f"{told}."
