@@ -16,12 +16,12 @@ SMALL = ["data.batch_size=64", "data.test_batch_size=180", "run.epochs=1", "run.
 SMALL += ["model.name=cifar/resnet8", "runtime.compile=false", "runtime.cuda_graph=false"]
 
 
-def commands() -> dict[str, list[str]]:
-    """Heading of a section to the words of its command."""
+def commands() -> dict[str, list[list[str]]]:
+    """Heading of a section to the words of its commands."""
     text = PAGE.read_text("utf-8").partition("## Sweeps on Slurm")[0]  # that part has tests of its own
     sections = re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.S | re.M)
     lines = {heading: re.findall(r"^    (.*)$", body, re.M) for heading, body in sections}
-    return {heading: shlex.split(line) for heading, (line,) in ((h, found) for h, found in lines.items() if found)}
+    return {heading: [shlex.split(line, comments=True) for line in found] for heading, found in lines.items() if found}
 
 
 def small(words: list[str], folder: Path, port: int) -> list[str]:
@@ -32,28 +32,42 @@ def small(words: list[str], folder: Path, port: int) -> list[str]:
         "8": "2",
         "FIRST:29500": f"localhost:{port}",
     }
-    swaps |= {"/shared/imagenet": str(folder / "shared"), "0-2": "0,1"}
+    swaps |= {"/shared/imagenet": str(folder / "shared"), "0-2": "0,1", "0-5": "0,1"}
     made = [swaps.get(word, word) for word in words if not word.startswith("data.root=")]
     place = made.index("smoke/digits") + 1
     return [*made[:place], *SMALL, *made[place:]]
 
 
 @pytest.mark.parametrize("section", commands())
-def test_the_command_of_the_section_runs(section, tmp_path):
-    words = small(commands()[section], tmp_path, ranks.free_port())
+def test_the_first_command_of_the_section_runs(section, tmp_path):
+    words = small(commands()[section][0], tmp_path, ranks.free_port())
     environment = dict(word.split("=") for word in words if re.match(r"[A-Z_]+=", word))
     program, *arguments = words[len(environment) :]
     machines = 2 if "--nnodes" in arguments else 1
     if machines == 2:  # two processes are enough
         arguments[arguments.index("--nproc-per-node") + 1] = "1"
     main = {"timestepper": run_command, "torchrun": run_torchrun}[program]
+    run_side_by_side([functools.partial(main, arguments)] * machines, tmp_path, environment)
+    assert len(list(tmp_path.rglob("record.json"))) == (4 if "sweep" in arguments else 1)
+
+
+def test_two_sweeps_share_a_gpu_as_the_page_says(tmp_path):
+    """All but the control of MPS, which is NVIDIA's."""
+    _, control, *lines = commands()["Several runs on one GPU"]
+    assert control[0] == "nvidia-cuda-mps-control"
+    environment = dict(line[1].split("=") for line in lines if line[0] == "export")
+    sweeps = [small(line, tmp_path, 0)[1:-1] for line in lines if line[-1] == "&"]
+    assert len(sweeps) == int(environment["TIMESTEPPER_GPU_PROCESSES"]) == 2
+    run_side_by_side([functools.partial(run_command, arguments) for arguments in sweeps], tmp_path, environment)
+    assert len(list((tmp_path / "results").glob("*.json"))) == 4
+
+
+def run_side_by_side(mains: list, folder: Path, environment: dict[str, str]) -> None:
     with contextlib.ExitStack() as stack:
-        begin = functools.partial(fork, functools.partial(main, arguments), tmp_path, environment)
-        jobs = [begin(functools.partial(os.chdir, tmp_path)) for _ in range(machines)]
+        jobs = [fork(main, folder, environment, functools.partial(os.chdir, folder)) for main in mains]
         for job in jobs:
             stack.callback(job.clean)
-        assert [job.wait() for job in jobs] == [0] * machines, [job.stderr for job in jobs]
-    assert len(list(tmp_path.rglob("record.json"))) == (4 if "sweep" in arguments else 1)
+        assert [job.wait() for job in jobs] == [0] * len(jobs), [job.stderr for job in jobs]
 
 
 def test_every_section_with_a_command_is_run():
