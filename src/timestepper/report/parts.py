@@ -148,6 +148,8 @@ def _trend(statement: Statement, arms: Sequence[Arm]) -> Demand:
     note = f"depth {', '.join(map(str, used))}"
     if len(used) < len(statement.over):
         note += f" ({len(used)} of {len(statement.over)} depths)"
+    if statement.check == "keeps":
+        note += f"; a {'fall' if rises else 'rise'} of less than {EQUAL_MARGIN:g} is allowed"
     return Demand(parts, note, partial=len(used) < len(statement.over))
 
 

@@ -75,13 +75,18 @@ def judge(claims: Claims, arms: Sequence[Arm], solutions: Mapping[str, Any] = Ma
 def _among_all(found: Sequence[Verdict]) -> list[Verdict]:
     """With a note in each main verdict that is certain by itself only; of forty, two would be so by chance."""
     noted = list(found)
-    tested = [n for n, each in enumerate(found) if each.main and (each.state == OPEN or each.p is not None)]
-    ps = [1.0 if found[n].state == OPEN else found[n].p or 0.0 for n in tested]
+    tested = [n for n, each in enumerate(found) if each.main and _looked_at(each)]
+    ps = [1.0 if found[n].state in (OPEN, NOT_RUN) else found[n].p or 0.0 for n in tested]
     for n, p in zip(tested, together(ps), strict=True):
-        if found[n].state != OPEN and p > 1 - CONFIDENCE:
+        if found[n].state not in (OPEN, NOT_RUN) and p > 1 - CONFIDENCE:
             told = f"certain by itself, not among all {len(tested)} statements (p {p:.2f})"
             noted[n] = replace(found[n], detail=f"{found[n].detail}; {told}", alone=True)
     return noted
+
+
+def _looked_at(verdict: Verdict) -> bool:
+    """Whether runs were looked at; some depths could have contradicted what needs more of them to be supported."""
+    return verdict.p is not None or verdict.state == OPEN or (verdict.state == NOT_RUN and bool(verdict.detail))
 
 
 def headline(verdicts: Iterable[Verdict]) -> list[Verdict]:

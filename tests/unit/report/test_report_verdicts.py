@@ -405,6 +405,20 @@ def test_statements_that_nobody_ran_or_that_chance_has_no_part_in_do_not_count_a
     assert not found[0].alone
 
 
+def test_a_statement_that_some_depths_could_have_contradicted_counts_among_all():
+    """If only those counted that are contradicted, each of them would stay certain."""
+    keeps = statement("keeps", over=DEPTHS, on=(Place("digits"),), direction="falling", group=LSTM)
+    falling, rising = ([[9, 9.1, 9.2], [8, 8.1, 8.2]], [[8, 8.2, 8.4], [9, 9.2, 9.4]])
+
+    def some_depths(data, errors):
+        asked = replace(keeps, on=(Place(data),))
+        return asked, *(ended("lstm", e, task(m, data=data)) for m, e in zip(DEPTHS, errors, strict=False))
+
+    against, *others = asked_together(some_depths("a", rising), *(some_depths(d, falling) for d in "bcdefghi"))
+    assert (against.state, {each.state for each in others}) == (CONTRADICTED, {NOT_RUN})
+    assert "not among all 9 statements" in against.detail
+
+
 def test_a_statement_about_two_places_is_contradicted_by_the_surer_of_them_counted_twice():
     places = [arm for _, *arms in on_networks(LESS_SURE, SURE) for arm in swapped(arms)]
     asked = replace(LOWER, on=tuple(Place("digits", model) for model in DEPTHS[:2]))
