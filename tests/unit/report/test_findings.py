@@ -176,6 +176,17 @@ def test_every_difference_of_the_readme_stands_beside_its_name(named, arms):
     assert count == len(re.findall(_DIFFERENCE, table))
 
 
+def test_the_seeds_that_had_no_part_in_the_questions_say_what_the_findings_say(named):
+    (told,) = re.findall(r"Seeds 3 to 8\n  alone.*\n", FINDINGS)
+    fresh = {name: named[name].since(3).error for name in ("plain", "warm", "lstm", "half")}
+    expected = [
+        f"{signed(change.mean)} {change.bounds()}"
+        for low, high in (("lstm", "plain"), ("warm", "plain"), ("half", "plain"), ("lstm", "warm"), ("lstm", "half"))
+        for change in [difference(fresh[low], fresh[high])]
+    ]
+    assert re.findall(_DIFFERENCE, told) == expected
+
+
 def test_the_seeds_of_the_first_table_are_those_of_its_arms(named):
     """Numbers in the order of the arms of a row; runs that diverged are told."""
     for beginning, (seeds, text) in FIRST_TABLE.items():
