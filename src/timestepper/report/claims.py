@@ -137,7 +137,7 @@ class Side(ControllerSettings):
 
 @dataclass(frozen=True)
 class Place:
-    """A data set, a network on it with its options, and a learning rate where one is named.
+    """A data set, a network on it with its options, and a learning rate and epochs of warm-up where they are named.
 
     Without a ``model`` it is the networks that the statement itself names, or else every ResNet with batch norm. Runs
     with seeds before ``first_seed`` do not count: by them it was chosen what to compare.
@@ -146,6 +146,7 @@ class Place:
     data: str = limited(choices=tuple(DATA))
     model: str = limited("", wrong=unknown_model)
     lr: float | None = limited(None, least=0)
+    warmup: float | None = limited(None, least=0)
     options: str = ""  # the recipe's ``model.options``; a network with others is another network
     first_seed: int = limited(0, least=0)
 

@@ -41,6 +41,10 @@ class Task:
         return self._condition("optimiser.lr")
 
     @property
+    def warmup(self) -> float | None:
+        return self._condition("schedule.warmup_epochs")
+
+    @property
     def options(self) -> str | None:
         return self._condition("model.options")
 

@@ -155,7 +155,8 @@ def _is_at(task: Task, place: Place, statement: Statement) -> bool:
     named = {place.model} if place.model else {*statement.over, *(side.model for side in statement.sides)} - {""}
     fits = task.model in named if named else is_resnet(task.model)
     options = sorted((task.options or "").split()) == sorted(place.options.split())  # in any order
-    return fits and options and place.data == task.data and place.lr in (None, task.lr)
+    trained = place.lr in (None, task.lr) and place.warmup in (None, task.warmup)
+    return fits and options and place.data == task.data and trained
 
 
 def _pool(blank: Verdict, settings: Sequence[Demand]) -> list[Verdict]:
@@ -265,8 +266,14 @@ def _verdict(blank: Verdict, asked: Demand) -> Verdict:
 
 
 def _places(places: Sequence[Place]) -> str:
-    told = ((model_name(p.model), data_name(p.data), "" if p.lr is None else f"learning rate {p.lr:g}") for p in places)
-    return "; ".join(", ".join(filter(None, names)) for names in told)
+    def told(place: Place) -> Iterator[str]:
+        yield from filter(None, (model_name(place.model), data_name(place.data)))
+        if place.lr is not None:
+            yield f"learning rate {place.lr:g}"
+        if place.warmup is not None:
+            yield f"warm-up {place.warmup:g} epochs"
+
+    return "; ".join(", ".join(told(place)) for place in places)
 
 
 # -- statements about Figure 1 ---------------------------------------------------------------------------------------

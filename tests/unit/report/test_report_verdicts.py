@@ -566,6 +566,17 @@ def test_a_statement_may_be_about_one_learning_rate():
     assert found.where == f"CIFAR-10, learning rate {rate}"
 
 
+def test_a_statement_may_be_about_training_with_warm_up():
+    def warmed(arms, epochs):
+        return moved(arms, data="cifar10", conditions=(("schedule.warmup_epochs", str(epochs)),))
+
+    groups = [*warmed(BETTER, 0.0), *warmed(swapped(BETTER), 1.0)]
+    for epochs, state in ((0, SUPPORTED), (1, CONTRADICTED), (5, NOT_RUN)):
+        (found,) = verdicts(replace(LOWER, on=(replace(CIFAR, warmup=epochs),)), *groups)
+        assert found.state == state
+    assert found.where == "CIFAR-10, warm-up 5 epochs"
+
+
 def test_seeds_that_chose_what_to_compare_do_not_count():
     groups = [ended("plain", [1, 1.1, 1.2, 8.6, 8.8, 8.7]), ended("lstm", [9, 9.1, 9.2, 6.9, 7.0, 6.8])]
     fresh = replace(LOWER, on=(replace(PLACE, first_seed=3),))
