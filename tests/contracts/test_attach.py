@@ -218,7 +218,7 @@ def test_an_attention_that_cannot_be_reparameterised_is_named():
 @pytest.mark.parametrize("value", [0, -0.1, float("nan"), float("inf")])
 def test_a_fixed_step_must_be_positive(value):
     with pytest.raises(StepSizeError, match="a fixed step size must be a positive number of float32, not"):
-        timestepper.attach(plain(), timestepper.controllers.fixed(value))
+        timestepper.attach(plain(), f"fixed({value})")
 
 
 def test_unknown_names_list_the_known_ones():

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from timestepper import attach, controllers, detach, equations, load_controllers, save_controllers
+from timestepper import attach, detach, equations, load_controllers, save_controllers
 from timestepper.adapters import create_model
 from timestepper.api import find_steps
 from timestepper.controllers import KINDS, ControllerSpec, StageShape, parse
@@ -13,6 +13,7 @@ from timestepper.controllers.independent import Independent
 from timestepper.errors import StepSizeError, UnknownNameError
 
 SHAPE = StageShape(sites=5, channels=16, descriptor=20, reduction=4)
+REMEMBER = {"lstm"}  # what earlier blocks have shown them
 NAMES = ["lstm", "two_fc", "independent", "fixed(0.25)", "scalar(0.5)", "channel(0.25)", "depth(0.5)", "gain"]
 
 
@@ -24,7 +25,6 @@ def build(name: str, shape: StageShape = SHAPE):
 def test_the_names_cover_every_kind():
     assert {parse(name).kind for name in NAMES} == set(KINDS)
     assert [str(parse(name)) for name in NAMES] == NAMES
-    assert controllers.fixed(0.25) == parse("fixed(0.25)")
     assert parse(parse("lstm")) == parse("lstm")
     assert parse(" fixed( 0.25 ) ") == parse("fixed(0.25)")
 
@@ -61,13 +61,6 @@ def test_a_spec_of_no_kind_is_told_the_known_ones():
         attach(create_model("cifar/resnet8"), ControllerSpec("lstmm"))
 
 
-@pytest.mark.parametrize("value", [None, "small", [0.1], pytest.param(10**400, id="huge")])
-@pytest.mark.parametrize("kind", ["fixed", "scalar", "channel", "depth"])
-def test_an_option_is_a_number(kind, value):
-    with pytest.raises(StepSizeError, match=re.escape(f" must be a number, not {value!r}; try {kind}(0.5)")):
-        getattr(controllers, kind)(value)
-
-
 @pytest.mark.parametrize("name", ["fixed(1e300)", "scalar(-1e300)", "channel(1e39)", "depth(-1000)", "depth(1e5)"])
 def test_a_step_size_that_float32_cannot_hold_is_refused(name):
     with pytest.raises(StepSizeError, match="; try "):
@@ -75,7 +68,7 @@ def test_a_step_size_that_float32_cannot_hold_is_refused(name):
 
 
 def test_a_whole_number_is_a_number_too():
-    assert parse("fixed(1)") == parse("fixed(1.0)") == controllers.fixed(1)
+    assert parse("fixed(1)") == parse("fixed(1.0)")
     for name in ("fixed(1)", "fixed(1.0)"):
         assert torch.equal(build(name)(torch.randn(5, 20)), torch.ones(5, 16))
 
@@ -140,10 +133,10 @@ def test_a_step_knows_only_the_steps_before_it(name):
     assert torch.equal(before[:3], after[:3])
     reads = controller.reads_weights
     assert torch.equal(before[3], after[3]) != reads
-    assert torch.equal(before[4], after[4]) == (name != "lstm")  # only the LSTM remembers what it was shown
+    assert torch.equal(before[4], after[4]) == (name not in REMEMBER)
 
 
-@pytest.mark.parametrize("name", ["lstm", "two_fc", "independent"])
+@pytest.mark.parametrize("name", NAMES)
 def test_low_precision_parameters_are_used_in_float32(name):
     controller = build(name).bfloat16()
     assert controller(torch.randn(5, 20)).dtype == torch.float32

@@ -1,7 +1,6 @@
 """The kinds of controller and how a user names them.
 
-``"lstm"``, ``"two_fc"``, ``"independent"``, ``"fixed(0.01)"``, ``"scalar(0)"``, ``"channel(0.1)"``, ``"depth(0.5)"``
-and ``"gain"`` are names; ``controllers.fixed(0.01)`` is the same as that name. One of your own is a class and a line:
+``"lstm"`` and ``"fixed(0.01)"`` are names; `KINDS` has all of them. One of your own is a class and a line:
 
     @timestepper.controllers.register("gru")
     class GRU(timestepper.controllers.Controller): ...
@@ -129,53 +128,6 @@ class ControllerSpec:
         return f"{self.kind}({values})" if self.options else self.kind
 
 
-def lstm() -> ControllerSpec:
-    """The paper's controller."""
-    return ControllerSpec("lstm")
-
-
-def two_fc() -> ControllerSpec:
-    """Two fully connected layers per site."""
-    return ControllerSpec("two_fc")
-
-
-def independent() -> ControllerSpec:
-    """A free parameter per site and channel."""
-    return ControllerSpec("independent")
-
-
-def fixed(value: float) -> ControllerSpec:
-    """A constant step size."""
-    return _of_one_number("fixed", "value", value)
-
-
-def scalar(value: float) -> ControllerSpec:
-    """A learned number per block, which begins at ``value``."""
-    return _of_one_number("scalar", "value", value)
-
-
-def channel(value: float) -> ControllerSpec:
-    """A learned number per block and channel, which begins at ``value``."""
-    return _of_one_number("channel", "value", value)
-
-
-def depth(alpha: float) -> ControllerSpec:
-    """A constant step size: the number of sites of the stage to the power of minus ``alpha``."""
-    return _of_one_number("depth", "alpha", alpha)
-
-
-def _of_one_number(kind: str, option: str, value: float) -> ControllerSpec:
-    try:
-        return ControllerSpec(kind, {option: float(value)})
-    except (TypeError, ValueError, OverflowError):
-        raise StepSizeError(f"{option} must be a number, not {value!r}; try {kind}(0.5)") from None
-
-
-def gain() -> ControllerSpec:
-    """The relative update of every block, by the gain of its branch."""
-    return ControllerSpec("gain")
-
-
 def parse(name: "str | ControllerSpec | type[Controller]", file: Path | None = None) -> ControllerSpec:
     """The spec that a name such as ``lstm`` or ``fixed(0.01)`` stands for; a spec itself must have such a name.
 
@@ -230,7 +182,7 @@ def _is_known(kind: str, file: Path | None) -> bool:
 
 
 def _options(kind: str, text: str) -> dict[str, float] | None:
-    """Numbers between commas, by the names that the kind has for them; None where they do not fit."""
+    """``0.5, 2`` by the names of the kind's options; None where they do not fit."""
     try:
         values = [_number(part) for part in text.split(",") if part.strip()]
         shape = None  # in its place, to bind the others
@@ -253,14 +205,6 @@ __all__ = [
     "Controller",
     "ControllerSpec",
     "StageShape",
-    "channel",
-    "depth",
-    "fixed",
-    "gain",
-    "independent",
-    "lstm",
     "parse",
     "register",
-    "scalar",
-    "two_fc",
 ]
