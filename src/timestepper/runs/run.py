@@ -27,10 +27,9 @@ class Run:
     path: Path  # the run directory
     label: str = ""  # what progress calls it
     override: bool = False  # go on although the recipe has changed
-    results: Path | None = None  # folder that its record goes to as well
-    measured_to: Path | None = None  # folder that its record goes to once it is measured; both hear of a divergence
+    results: Path | None = None  # folder that its record goes to as well, or that it diverged
     hours: float = 0.0  # of GPU time, that are still expected
-    measures: tuple[str, ...] = ()  # what its record shall have beside the training
+    measures: tuple[str, ...] = ()  # what the record that goes there shall have beside the training
     sets: tuple[str, ...] = ()  # the sets that ask for it
     state: str = WAITING
     message: str = ""

@@ -117,7 +117,8 @@ def bring_to_end(
 ) -> int:
     """Train and measure what is not done; the exit code. A run that fails does not keep the others from running.
 
-    With more than one of ``jobs``, so many runs at a time are trained as in a sweep, and then all are measured.
+    With more than one of ``jobs``, so many runs at a time are trained as in a sweep, and each is measured beside the
+    others when it has ended.
     ``checkpoint_seconds`` and ``debug`` are for these; None keeps the recipes' own rhythm of checkpoints.
     """
     lost: set[str] = set()  # data sets, each told once
@@ -125,14 +126,15 @@ def bring_to_end(
         tell(skipped(failed, len(runs), results))
     to_train = [run for run in runs if run.state in _TO_TRAIN]
     for run in to_train:
-        run.measured_to = results
+        run.results = results
     widen_device_queue([run.recipe for run in to_train], jobs)
     if jobs > 1 and to_train and (stop := _train_together(to_train, jobs, checkpoint_seconds, debug, lost)):
         return 128 + stop
     for number, run in enumerate(runs, 1):
-        if run.state in (*SETTLED, FAILED) or run.recipe.data.name in lost:
+        recorded = (run.path / records.RECORD).exists()  # what could not be measured beside the others may be alone
+        if run.state in SETTLED or run.recipe.data.name in lost or (run.state == FAILED and not recorded):
             continue
-        if run.state not in (OCCUPIED, UNMEASURED) and (run.path / records.RECORD).exists():  # maybe since just now
+        if run.state not in (OCCUPIED, UNMEASURED) and recorded:  # maybe since just now
             run.state, run.message = UNRECORDED, ""
         tell(f"[{number}/{len(runs)}] {run.path.name}: {run.state} {run.message}".rstrip())
         try:
