@@ -40,11 +40,12 @@ def plan(runs: Sequence[Run], known: Sequence[Record], diverged: Sequence[Diverg
     recorded, failed = (
         [(identity(each.recipe), each) for each in found if not each.changed] for found in (known, diverged)
     )
+    spent = _spent(known)
     for run in runs:
         record = _own(run, recorded, dataset)
         lacking = [name for name in run.measures if record and getattr(record, name) is None]
         finished = (run.path / records.RECORD).exists()
-        hours = _expected(run, known)
+        hours = _expected(run, spent)
         run.hours, run.message = 0.0, ""
         if record and not lacking:
             run.state = DONE
@@ -88,18 +89,22 @@ def _is_foreign(run: Run, dataset: Callable) -> bool:
     return not mine or not has_images(run, found.get("data_sha256", ""), dataset)
 
 
-def _expected(run: Run, known: Sequence[Record]) -> float:
+def _spent(known: Sequence[Record]) -> dict[tuple, list[float]]:
+    """Hours of a GPU for an epoch, by kind of run; no run on a CPU has any."""
+    found: dict[tuple, list[float]] = {}
+    for record in known:
+        if record.gpu_seconds is not None:
+            found.setdefault(_kind(record.recipe), []).append(record.gpu_seconds / len(record.loss) / 3600)
+    return found
+
+
+def _expected(run: Run, spent: Mapping[tuple, Sequence[float]]) -> float:
     """Hours of one run: the number of the set's file, or less where such runs have usually had less of a GPU's time.
 
     Never more, and never the time by the clock: nearly all runs shared their card, with runs of other processes too.
     """
-    kind = _kind(as_dict(run.recipe))
-    alike = [
-        record.gpu_seconds / len(record.loss) * run.recipe.run.epochs / 3600
-        for record in known
-        if record.gpu_seconds is not None and _kind(record.recipe) == kind  # no run on a CPU has any
-    ]
-    return min(run.hours, median(alike)) if alike else run.hours
+    alike = spent.get(_kind(as_dict(run.recipe)))
+    return min(run.hours, median(alike) * run.recipe.run.epochs) if alike else run.hours
 
 
 def _kind(recipe: Mapping[str, Any]) -> tuple:
