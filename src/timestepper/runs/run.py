@@ -82,7 +82,7 @@ def default_folder(reference: str, recipe: Recipe, override: bool = False) -> Pa
     return own_folder(folder / folder_name(changed) if changed else folder, folder, recipe, override)
 
 
-def own_folder(own: Path, older: Path, recipe: Recipe, override: bool) -> Path:
+def own_folder(own: Path, older: Path, recipe: Recipe, override: bool = False) -> Path:
     """``own``, or ``older`` where this very run lies there already: the name that an earlier version gave it.
 
     What else lies there is another run. ``override`` may mean it, but would train on in it: so the user has to name it.
