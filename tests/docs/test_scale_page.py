@@ -17,11 +17,11 @@ SMALL += ["model.name=cifar/resnet8", "runtime.compile=false", "runtime.cuda_gra
 
 
 def commands() -> dict[str, list[str]]:
-    """Heading of a section to the words of its command."""
+    """Heading of a section to the words of its first command; what follows needs a GPU."""
     text = PAGE.read_text("utf-8").partition("## Sweeps on Slurm")[0]  # that part has tests of its own
     sections = re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.S | re.M)
     lines = {heading: re.findall(r"^    (.*)$", body, re.M) for heading, body in sections}
-    return {heading: shlex.split(line) for heading, (line,) in ((h, found) for h, found in lines.items() if found)}
+    return {heading: shlex.split(line) for heading, (line, *_) in ((h, found) for h, found in lines.items() if found)}
 
 
 def small(words: list[str], folder: Path, port: int) -> list[str]:
