@@ -15,11 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from timestepper import records
+from timestepper.engine.signals import leaving
 from timestepper.errors import TimestepperError, in_words
 from timestepper.recipe.load import dump, import_controller, loads
 from timestepper.runs.run import FAILED, INTERRUPTED, Run
 from timestepper.sweeps import beside
 from timestepper.terminal import tell
+
+_PATIENCE = 20.0  # seconds for the work that the device was given
 
 
 class Measuring:
@@ -57,6 +60,9 @@ class Measuring:
     def close(self) -> None:
         """End the process; a run that it has not measured says so."""
         if self._process is not None:
+            self._process.terminate()  # not killed: in the midst of its work it may take the others on the GPU with it
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_PATIENCE)
             beside.end(self._process)
         for run in filter(None, [self._now, *self._to_do]):
             run.state, run.message = INTERRUPTED, "trained and recorded; the same command goes on with measuring"
@@ -92,7 +98,7 @@ class Measuring:
 
 def _serve() -> None:
     """In the process: a line for every run, and one back for each."""
-    with os.fdopen(os.dup(1), "w") as answers:
+    with os.fdopen(os.dup(1), "w") as answers, leaving():
         os.dup2(2, 1)  # where others may print
         for line in sys.stdin:
             wrong = _measure(*json.loads(line))
@@ -111,11 +117,14 @@ def _measure(path: str, results: str, wanted: list[str], recipe: str) -> str:
         own = loads(recipe, path)
         import_controller(own, path)
         complete(Path(path), Path(results), wanted, own)
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # the others may need it while there is nothing to measure
     except Exception as error:  # foreign code can raise anything
         return str(error) if isinstance(error, TimestepperError) else in_words(error)
+    finally:
+        gc.collect()
+        if torch.cuda.is_initialized():
+            with contextlib.suppress(RuntimeError):  # a broken device has been told of
+                torch.cuda.synchronize()  # MPS asks for it before a process ends
+                torch.cuda.empty_cache()  # the others may need it while there is nothing to measure
     return ""
 
 

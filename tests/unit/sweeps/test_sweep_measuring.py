@@ -4,13 +4,13 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from outcomes import message_of
 from processes import Job, command_in, run
-from watching import alive, descendants, is_stopped, wait_for
+from watching import alive, descendants, is_stopped, wait_for, waits_for
 
 SET = """
 set = "mini"
@@ -108,9 +108,9 @@ def test_the_others_train_on_and_a_process_that_is_killed_costs_its_run_a_second
 def test_a_sweep_that_is_stopped_leaves_no_process_and_goes_on_with_measuring(number, folder):
     with held(folder) as (sweep, process):
         sweep.send(number)
+        wait_for(lambda: waits_for(process, signal.SIGTERM) if number == signal.SIGTERM else sweep.poll() is not None)
+        os.kill(process, signal.SIGCONT)
         code = sweep.wait()
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGCONT)
         wait_for(lambda: not alive(process))
         if number == signal.SIGTERM:
             assert code == 128 + number
