@@ -42,6 +42,12 @@ def is_stopped(pid: int) -> bool:
     return _stat(pid)[:1] == ["T"]
 
 
+def waits_for(pid: int, number: signal.Signals) -> bool:
+    """Whether a stopped process will find a signal when it goes on."""
+    (pending,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("ShdPnd"))
+    return bool(int(pending.split()[1], 16) >> (number - 1) & 1)
+
+
 def _table() -> dict[int, list[str]]:
     found = {int(path.name): _stat(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
     return {pid: stat for pid, stat in found.items() if stat and stat[0] != "Z"}

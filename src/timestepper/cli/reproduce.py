@@ -78,8 +78,9 @@ def reproduce(
             code = _bring_to_end(wanted, results, runs, jobs, changes, cluster, options)
         found.read()
     found.warn()
-    if list_only or cluster:
+    if cluster and not list_only:  # jobs may have come to their end
         wanted = found.plan(name, schedule is Length.short, changes)
+    if list_only or cluster:
         with warned():
             note(wanted, runs, settled=SETTLED)
     unfinished = list_only or (cluster and any(run.state not in SETTLED for run in wanted))

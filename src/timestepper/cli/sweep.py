@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -67,6 +67,12 @@ def sweep(
     results: Annotated[
         Path | None, typer.Option(help="also write the records of finished runs here, and skip what has one here")
     ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="add to each record what its set says (noise, stability), as soon as the run has ended"
+        ),
+    ] = False,
     cluster: ClusterChoice = None,
     cluster_option: ClusterOptions = None,
     status: Annotated[
@@ -84,8 +90,11 @@ def sweep(
 
     options = {} if status else cluster_options(cluster, cluster_option)
     runs = _expand(arguments, seeds, out, checkpoint_seconds, override)
+    if measure:
+        _check_measure(runs, results, cluster)
     for run in runs:
         run.override, run.results = override, results
+        run.measures = run.measures if measure else ()
     if status:
         return show_states(runs, out)
     if results is not None:
@@ -107,6 +116,17 @@ def _expand(arguments: list[str], seeds: str, out: Path, checkpoint_seconds: flo
     if not references:
         raise RecipeError(f"no recipe among {' '.join(arguments)}; name at least one, for example smoke/digits")
     return expand(references, overrides, parse_seeds(seeds), out, checkpoint_seconds, override)
+
+
+def _check_measure(runs: "list[Run]", results: Path | None, cluster: Cluster | None) -> None:
+    from timestepper.errors import RecipeError
+
+    if results is None:
+        raise RecipeError("--measure adds to the records of a folder; name it with --results")
+    if cluster:
+        raise RecipeError("--measure is not for jobs of a cluster; timestepper reproduce --cluster measures in them")
+    if not any(run.measures for run in runs):
+        raise RecipeError('--measure: no set of these says what to measure (measure = ["noise"]); leave it out')
 
 
 def cluster_options(cluster: Cluster | None, given: list[str] | None) -> dict[str, str]:
@@ -204,18 +224,29 @@ def _without_record(runs: "list[Run]", results: Path | None) -> "list[Run]":
 
     (known, problems), (failed, damaged) = records.load_records(results), records.load_diverged(results)
     gather.warn(problems + damaged)
-    recorded = {(identity(record.recipe), record.data_sha256) for record in known if not record.changed}
-    diverged = {(identity(run.recipe), run.data_sha256) for run in failed if not run.changed} - recorded
+    recorded = {(identity(record.recipe), record.data_sha256): record for record in known if not record.changed}
+    diverged = {(identity(run.recipe), run.data_sha256): None for run in failed if not run.changed}
     dataset = opened_once()
 
-    def is_among(run: "Run", made: set[tuple[str, str]]) -> bool:
+    def found(run: "Run", made: dict[tuple[str, str], Any]) -> list[Any]:
         own = run.identity
-        return any(told == own and has_images(run, data_sha256, dataset) for told, data_sha256 in made)
+        return [each for (told, images), each in made.items() if told == own and has_images(run, images, dataset)]
 
-    left = [run for run in runs if not is_among(run, recorded)]
+    left = [run for run in runs if not (made := found(run, recorded)) or _is_to_measure(run, made[0])]
     if len(left) < len(runs):
         tell(f"{len(runs) - len(left)} of {len(runs)} runs have a record in {results} and are skipped")
-    again = [run for run in left if not is_among(run, diverged)]
+    again = [run for run in left if found(run, recorded) or not found(run, diverged)]
     if len(again) < len(left):
         tell(skipped(len(left) - len(again), len(runs), results))
     return again
+
+
+def _is_to_measure(run: "Run", record: Any) -> bool:
+    """Whether its record lacks what its weights, which are here, can give."""
+    from timestepper.records import RECORD
+
+    lacking = [name for name in run.measures if getattr(record, name) is None]
+    if lacking and not (run.path / RECORD).exists():
+        warn(f"{record.path} lacks {', '.join(lacking)}, and {run.path}, which has the weights, is gone")
+        return False
+    return bool(lacking)

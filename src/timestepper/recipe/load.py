@@ -228,7 +228,7 @@ def _check_controller(controller: ControllerSettings, source: str) -> None:
     kind, written = names.kind_of(controller.kind), "(" in controller.kind
     known = kind in ("none", *names.CONTROLLERS)
     to_come = controller.module is not None and controller.module not in sys.modules
-    if not (known or to_come) or ":" in controller.kind:
+    if not (known or to_come) or ":" in controller.kind or "," in controller.kind.partition("(")[0]:
         more = "" if controller.module else "; one of your own needs controller.module, which registers it"
         raise RecipeError(
             f"{source}: controller.kind cannot be {controller.kind!r} (allowed: one of none, {names.known()}{more})"

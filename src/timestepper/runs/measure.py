@@ -27,22 +27,29 @@ STABILITY_IMAGES = 32
 
 
 def complete(run: Path, results: Path, wanted: Iterable[str], recipe: Recipe | None = None) -> dict[str, Any]:
-    """Add what is missing to the record of a finished run; its file in the results is replaced as a whole.
+    """Add what is missing to the record of a finished run, each as soon as it is measured: neither a kill nor a second
+    measurement that cannot be made costs the first. Its file in the results is replaced as a whole.
 
     ``recipe`` says where the data lie now, and on which device to measure; by default as when it was trained.
     """
     content = records.read(run)
     missing = [name for name in wanted if name not in content]
+    records.publish(run, results)
     if missing:
         trained = restore(run, recipe)
         runtime = build.runtime(trained.recipe, choose_device(trained.recipe.runtime.device), warn)
         trained.model.to(runtime.device)
-        found = {name: _MEASURES[name](trained, runtime) for name in missing}
-        if odd := [name for name, table in found.items() if not _finite(table)]:  # no report would read it with them
-            raise RecordError(f"{run}: {', '.join(odd)} came out as NaN or infinity; its record leaves it out")
-        content = with_checksum(content | found)
+    odd = []
+    for name in missing:
+        table = _MEASURES[name](trained, runtime)
+        if not _finite(table):  # no report would read a record with it
+            odd.append(name)
+            continue
+        content = with_checksum(records.read(run) | {name: table})
         records.write(content, run)
-    records.publish(run, results)
+        records.publish(run, results)
+    if odd:
+        raise RecordError(f"{run}: {', '.join(odd)} came out as NaN or infinity; its record leaves it out")
     return content
 
 

@@ -27,10 +27,9 @@ class Run:
     path: Path  # the run directory
     label: str = ""  # what progress calls it
     override: bool = False  # go on although the recipe has changed
-    results: Path | None = None  # folder that its record goes to as well
-    measured_to: Path | None = None  # folder that its record goes to once it is measured; both hear of a divergence
+    results: Path | None = None  # folder that its record goes to as well, or that it diverged
     hours: float = 0.0  # of GPU time, that are still expected
-    measures: tuple[str, ...] = ()  # what its record shall have beside the training
+    measures: tuple[str, ...] = ()  # what the record that goes there shall have beside the training
     sets: tuple[str, ...] = ()  # the sets that ask for it
     state: str = WAITING
     message: str = ""
@@ -83,7 +82,7 @@ def default_folder(reference: str, recipe: Recipe, override: bool = False) -> Pa
     return own_folder(folder / folder_name(changed) if changed else folder, folder, recipe, override)
 
 
-def own_folder(own: Path, older: Path, recipe: Recipe, override: bool) -> Path:
+def own_folder(own: Path, older: Path, recipe: Recipe, override: bool = False) -> Path:
     """``own``, or ``older`` where this very run lies there already: the name that an earlier version gave it.
 
     What else lies there is another run. ``override`` may mean it, but would train on in it: so the user has to name it.

@@ -287,12 +287,12 @@ class Process:
     def _publish_divergence(self, error: DivergedError) -> None:
         """Among the results, so that nobody takes those that ended for all."""
         run = self.run
-        if self.folder is not None and (results := run.results or run.measured_to):
+        if self.folder is not None and run.results is not None:
             try:
                 facts = self._facts()
-                records.publish_diverged(as_dict(run.recipe), results, **facts, step=error.step, error=str(error))
+                records.publish_diverged(as_dict(run.recipe), run.results, **facts, step=error.step, error=str(error))
             except (OSError, TimestepperError) as other:  # what went wrong first is what the run ends with
-                self.display.tell(f"could not write down in {results} that this run diverged: {in_words(other)}")
+                self.display.tell(f"could not write down in {run.results} that this run diverged: {in_words(other)}")
 
     def _status(self, state: str, **fields: Any) -> None:
         if self._journal is not None:

@@ -8,11 +8,9 @@ or would find too little memory, each run compiles for itself.
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -20,6 +18,7 @@ from pathlib import Path
 
 from timestepper.recipe.load import as_dict, dump, loads
 from timestepper.recipe.schema import Recipe
+from timestepper.sweeps import beside
 from timestepper.terminal import tell
 
 LONGEST = 900.0  # seconds for one kind
@@ -62,7 +61,7 @@ class Ahead:
         self._next_look = now + _LOOK
         for name, (process, began) in list(self._running.items()):
             if now - began > LONGEST:
-                _end(process)
+                beside.end(process)
             if process.poll() is not None:
                 del self._running[name]
                 if process.returncode:
@@ -80,7 +79,7 @@ class Ahead:
         """End what still compiles."""
         self._to_come.clear()
         for process, _ in self._running.values():
-            _end(process)
+            beside.end(process)
         if self._place is not None:
             self._place.cleanup()
 
@@ -93,18 +92,12 @@ def _start(recipe: Recipe, place: str) -> subprocess.Popen:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": threads},
-        start_new_session=True,  # Ctrl-C is for the sweep, which ends this process and all that it started
+        start_new_session=True,
     )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
         pipe.write(dump(recipe).encode())
     return process
-
-
-def _end(process: subprocess.Popen) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _room() -> bool:
@@ -138,13 +131,6 @@ def compile_kind(recipe: Recipe, place: Path) -> None:
             pass
 
 
-def _leave_with(parent: int) -> None:
-    """A sweep that is killed cannot end its processes."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os.killpg(0, signal.SIGKILL)
-
-
 if __name__ == "__main__":
-    threading.Thread(target=_leave_with, args=(int(sys.argv[2]),), daemon=True).start()
+    beside.leave_with(int(sys.argv[2]))
     compile_kind(loads(sys.stdin.read(), "standard input"), Path(sys.argv[1]))

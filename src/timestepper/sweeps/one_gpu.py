@@ -33,6 +33,7 @@ from timestepper.runs.start import widen_device_queue
 from timestepper.runs.train import Process
 from timestepper.sweeps.ahead import Ahead, kind_of
 from timestepper.sweeps.display import Board, summary_lines
+from timestepper.sweeps.measuring import Measuring
 from timestepper.terminal import tell
 
 ALREADY = "already finished"
@@ -99,8 +100,11 @@ def sweep(
             run.state, run.message = WAITING, ""
         turns = {run: take(run, board.add(run), shared, debug) for run in runs}
         to_do = [run.recipe for run in runs if not run.is_finished]
-        with contextlib.closing(Ahead(to_do, board.tell)) as ahead:
-            take_turns(turns, signals, jobs, ahead, parent)
+        with (
+            contextlib.closing(Ahead(to_do, board.tell)) as ahead,
+            contextlib.closing(Measuring(board.tell)) as measuring,
+        ):
+            take_turns(turns, signals, jobs, ahead, measuring, parent)
 
 
 def take(run: Run, display: Display, shared: Shared, debug: bool = False) -> Iterator[Process]:
@@ -150,17 +154,23 @@ def on_stream(stream: torch.cuda.Stream | None, process: Process) -> Iterator[Pr
 
 
 def take_turns(
-    turns: Mapping[Run, Iterator[Process]], signals: Signals, jobs: int, ahead: Ahead, parent: int | None = None
+    turns: Mapping[Run, Iterator[Process]],
+    signals: Signals,
+    jobs: int,
+    ahead: Ahead,
+    measuring: Measuring,
+    parent: int | None = None,
 ) -> None:
     """Round and round; a run begins when there is room and its kind is ready, and none once a signal asks to stop."""
     waiting, active = {run: kind_of(run.recipe) for run in turns}, dict[Run, Process | None]()
     configured: tuple[str, bool] | None = None
     processes = _processes()
-    while active or (waiting and not signals.stop):
+    while active or ((waiting or measuring.busy) and not signals.stop):
         if parent is not None and os.getppid() != parent:
             signals.stop = signals.stop or signal.SIGTERM
         signals.poll()
         ahead.look()
+        measuring.look()
         if len(active) < jobs and not signals.stop:
             for run in [run for run, kind in waiting.items() if ahead.ready(kind)][: jobs - len(active)]:
                 del waiting[run]
@@ -180,6 +190,8 @@ def take_turns(
             configured = process.runtime.kept if process else None
             if process is None:
                 del active[run]
+                if run.state in (FINISHED, ALREADY):
+                    measuring.add(run)
         if not moved:
             time.sleep(_PAUSE if active else _LONG_PAUSE)
 

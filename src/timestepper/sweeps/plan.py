@@ -29,8 +29,10 @@ def open_sets(name: str, *, short: bool = False, overrides: tuple[str, ...] = ()
     found: dict[str, Run] = {}
     for one in sets.read_sets(name, short):
         for base, recipe, hours in one.recipes(short, overrides):
-            label = set_folder(base, recipe)
-            run = Run(recipe, base, out / label, label, hours=hours, measures=one.measure, sets=(one.set,))
+            name = short_name(base)  # a file's folder, which is another on the next machine, is not part of it
+            label = set_folder(name, recipe)
+            path = own_folder(out / label, out / set_folder(base, recipe), recipe)
+            run = Run(recipe, name, path, label, hours=hours, measures=one.measure, sets=(one.set,))
             first = found.setdefault(run.identity, run)
             first.sets = tuple(dict.fromkeys(first.sets + run.sets))
             first.measures = tuple(dict.fromkeys(first.measures + run.measures))

@@ -40,11 +40,12 @@ def plan(runs: Sequence[Run], known: Sequence[Record], diverged: Sequence[Diverg
     recorded, failed = (
         [(identity(each.recipe), each) for each in found if not each.changed] for found in (known, diverged)
     )
+    spent = _spent(known)
     for run in runs:
         record = _own(run, recorded, dataset)
         lacking = [name for name in run.measures if record and getattr(record, name) is None]
         finished = (run.path / records.RECORD).exists()
-        hours = _expected(run, known)
+        hours = _expected(run, spent)
         run.hours, run.message = 0.0, ""
         if record and not lacking:
             run.state = DONE
@@ -88,18 +89,22 @@ def _is_foreign(run: Run, dataset: Callable) -> bool:
     return not mine or not has_images(run, found.get("data_sha256", ""), dataset)
 
 
-def _expected(run: Run, known: Sequence[Record]) -> float:
+def _spent(known: Sequence[Record]) -> dict[tuple, list[float]]:
+    """Hours of a GPU for an epoch, by kind of run; no run on a CPU has any."""
+    found: dict[tuple, list[float]] = {}
+    for record in known:
+        if record.gpu_seconds is not None:
+            found.setdefault(_kind(record.recipe), []).append(record.gpu_seconds / len(record.loss) / 3600)
+    return found
+
+
+def _expected(run: Run, spent: Mapping[tuple, Sequence[float]]) -> float:
     """Hours of one run: the number of the set's file, or less where such runs have usually had less of a GPU's time.
 
     Never more, and never the time by the clock: nearly all runs shared their card, with runs of other processes too.
     """
-    kind = _kind(as_dict(run.recipe))
-    alike = [
-        record.gpu_seconds / len(record.loss) * run.recipe.run.epochs / 3600
-        for record in known
-        if record.gpu_seconds is not None and _kind(record.recipe) == kind  # no run on a CPU has any
-    ]
-    return min(run.hours, median(alike)) if alike else run.hours
+    alike = spent.get(_kind(as_dict(run.recipe)))
+    return min(run.hours, median(alike) * run.recipe.run.epochs) if alike else run.hours
 
 
 def _kind(recipe: Mapping[str, Any]) -> tuple:
@@ -117,7 +122,8 @@ def bring_to_end(
 ) -> int:
     """Train and measure what is not done; the exit code. A run that fails does not keep the others from running.
 
-    With more than one of ``jobs``, so many runs at a time are trained as in a sweep, and then all are measured.
+    With more than one of ``jobs``, so many runs at a time are trained as in a sweep, and each is measured beside the
+    others when it has ended.
     ``checkpoint_seconds`` and ``debug`` are for these; None keeps the recipes' own rhythm of checkpoints.
     """
     lost: set[str] = set()  # data sets, each told once
@@ -125,14 +131,15 @@ def bring_to_end(
         tell(skipped(failed, len(runs), results))
     to_train = [run for run in runs if run.state in _TO_TRAIN]
     for run in to_train:
-        run.measured_to = results
+        run.results = results
     widen_device_queue([run.recipe for run in to_train], jobs)
     if jobs > 1 and to_train and (stop := _train_together(to_train, jobs, checkpoint_seconds, debug, lost)):
         return 128 + stop
     for number, run in enumerate(runs, 1):
-        if run.state in (*SETTLED, FAILED) or run.recipe.data.name in lost:
+        recorded = (run.path / records.RECORD).exists()  # what could not be measured beside the others may be alone
+        if run.state in SETTLED or run.recipe.data.name in lost or (run.state == FAILED and not recorded):
             continue
-        if run.state not in (OCCUPIED, UNMEASURED) and (run.path / records.RECORD).exists():  # maybe since just now
+        if run.state not in (OCCUPIED, UNMEASURED) and recorded:  # maybe since just now
             run.state, run.message = UNRECORDED, ""
         tell(f"[{number}/{len(runs)}] {run.path.name}: {run.state} {run.message}".rstrip())
         try:

@@ -128,6 +128,7 @@ def test_overrides():
         ("[schedule]\nmilestones = [2]", r"schedule\.milestones\[1\] cannot be 2\.0"),
         ("[schedule]\nwarmup_epochs = 20", r"schedule\.warmup_epochs 20 is more than run\.epochs 10"),
         ("[controller]\nkind = 'lstn'", r"controller\.kind cannot be 'lstn' \(allowed: one of none, lstm"),
+        ("[controller]\nkind = 'none,lstm'", r"controller\.kind cannot be 'none,lstm' \(allowed: one of none, lstm"),
         ("[controller]\nkind = 'fixed'", r"controller\.kind fixed needs controller\.value"),
         ("[controller]\nkind = 'lstm'\nvalue = 1", r"controller\.value is not for controller\.kind lstm"),
         ("[run]\nseed = 9223372036854775808", r"run\.seed cannot be 9223372036854775808 \(allowed: .*at most 92233720"),

@@ -29,6 +29,7 @@ from timestepper.errors import (
     RecipeError,
     RecordError,
     RunDirectoryError,
+    StabilityError,
 )
 from timestepper.files import digest, with_checksum
 from timestepper.recipe.load import as_dict, load
@@ -223,7 +224,20 @@ def test_a_measurement_that_is_no_number_leaves_the_record_as_it_was(run, tmp_pa
     with pytest.raises(RecordError, match="noise came out as NaN or infinity; its record leaves it out"):
         measure.complete(run, tmp_path / "results", ["noise"])
     assert (run / "record.json").read_bytes() == before
-    assert not (tmp_path / "results").exists()
+    ((record,), problems) = records.load_records(tmp_path / "results")
+    assert (record.noise, problems) == (None, [])
+
+
+def test_a_measurement_that_cannot_be_made_does_not_cost_the_one_before_it(run, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise StabilityError("there is no bound")
+
+    monkeypatch.setitem(measure._MEASURES, "stability", refuse)
+    with pytest.raises(StabilityError):
+        complete(run, tmp_path / "results", ["noise", "stability"])
+    assert "noise" in records.read(run)
+    ((record,), problems) = records.load_records(tmp_path / "results")
+    assert (record.noise is None, record.stability, problems) == (False, None, [])
 
 
 def test_a_run_whose_newest_checkpoint_is_of_another_has_no_record(run, tmp_path):

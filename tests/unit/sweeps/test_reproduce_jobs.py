@@ -55,6 +55,7 @@ def test_a_signal_stops_all_runs_and_saves_them(folder, stopped):
 def test_the_same_command_goes_on_and_measures(folder, finished):
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.count("going on at step") == 2
+    assert finished.stdout.count(": measured\n") == 3  # beside the others
     assert finished.stdout.count(": finished, to be recorded") == 3
     records = [json.loads(path.read_text()) for path in (folder / "results").glob("*.json")]
     assert sorted(record["seed"] for record in records) == [0, 1, 2]

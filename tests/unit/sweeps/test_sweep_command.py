@@ -1,12 +1,11 @@
 import json
 import os
 import signal
-from pathlib import Path
 
 import pytest
 from processes import command_in, run
 from tiny_sweep import SMALL, entries, remains, run_sweep
-from watching import is_stopped, wait_for
+from watching import is_stopped, wait_for, waits_for
 
 from timestepper.cli.sweep import _without_record
 from timestepper.recipe.load import load
@@ -41,12 +40,6 @@ def told_in_mid_run(out, sweep, processes: int) -> None:
     wait_for(lambda: all(waits_for(pid, signal.SIGTERM) for pid in stopped))
     for pid in stopped:
         os.kill(pid, signal.SIGCONT)
-
-
-def waits_for(pid: int, number: signal.Signals) -> bool:
-    """Whether a stopped process will find a signal when it goes on."""
-    (pending,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("ShdPnd"))
-    return bool(int(pending.split()[1], 16) >> (number - 1) & 1)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 
 from timestepper.errors import RecipeError
 from timestepper.recipe.load import dump, load
-from timestepper.runs.run import Run
+from timestepper.runs.run import Run, set_folder
 from timestepper.sweeps.plan import by_the_clock, expand, open_sets, parse_seeds, split
 from timestepper.sweeps.several_gpus import shares
 
@@ -171,6 +171,23 @@ def test_a_set_of_runs_lies_where_reproduce_looks_for_it(tmp_path):
     assert [entry.identity for entry in entries] == [run.identity for run in wanted]
     chosen = expand([reference], [], [1], OUT, 60.0)
     assert [entry.recipe.run.seed for entry in chosen] == [1, 1]
+
+
+def test_a_run_of_a_recipe_file_has_one_name_wherever_the_file_lies(tmp_path):
+    """Its folder is found again on another machine; one that an older version named after the file goes on there."""
+    found = []
+    for place in ("here", "there"):
+        (folder := tmp_path / place).mkdir()
+        (folder / "own.toml").write_text(dump(load("smoke/digits")))
+        (folder / "mine.toml").write_text(SET.replace("smoke/digits", str(folder / "own.toml")))
+        found.append(open_sets(str(folder / "mine.toml"), out=tmp_path / "runs"))
+    assert [run.path for run in found[0]] == [run.path for run in found[1]]
+    assert {run.name for run in found[0]} == {"own"}
+    older = tmp_path / "runs" / set_folder(str(tmp_path / "there" / "own.toml"), found[1][0].recipe)
+    older.mkdir(parents=True)
+    (older / "recipe.toml").write_text(dump(found[1][0].recipe))
+    again = open_sets(str(tmp_path / "there" / "mine.toml"), out=tmp_path / "runs")
+    assert [run.path for run in again] == [older, *(run.path for run in found[1][1:])]
 
 
 def test_seeds_that_no_set_has_are_named(tmp_path):
