@@ -13,6 +13,7 @@ from test_sweep_runs import StopsAfter, outcomes
 from tiny_sweep import alone, entries, remains, run_sweep
 from torch._dynamo.utils import counters
 
+from timestepper import records
 from timestepper.engine.checkpoint import read
 from timestepper.engine.rundir import RunDirectory
 from timestepper.engine.runtime import Runtime
@@ -85,6 +86,18 @@ def test_a_stopped_sweep_goes_on_exactly(tmp_path, looks):
     assert set(outcomes(run_sweep(wanted))) <= {"finished", "already finished"}
     for entry, reference in zip(wanted, whole, strict=True):
         assert remains(entry.path) == remains(reference.path)
+
+
+def test_runs_are_measured_on_the_device_beside_the_others(tmp_path):
+    wanted = entries(tmp_path / "runs", *EXACT, seeds=(0, 1))
+    (tmp_path / "results").mkdir()
+    for run in wanted:
+        run.measures = ("noise",)
+    assert outcomes(run_sweep(wanted, results=tmp_path / "results")) == ["finished"] * 4
+    for run in wanted:
+        found = records.read(run.path)
+        assert found["noise"]["error"][0] == [pytest.approx(found["final"]["test"]["error"], abs=0.02)]
+    assert len(records.load_records(tmp_path / "results")[0]) == 4
 
 
 def test_a_run_without_memory_leaves_the_others_alone(tmp_path, monkeypatch):
