@@ -370,28 +370,3 @@ def test_a_worker_whose_trainer_is_dead_before_it_begins_leaves(tmp_path):
         subprocess.run([sys.executable, "-c", program], pass_fds=descriptors, timeout=120, check=True)
     ours.close()
     theirs.close()
-
-
-def can_mount():
-    test = ["unshare", "--mount", "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/dev/shm"]
-    try:
-        return subprocess.run(test, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        return False
-
-
-PROGRAM = """
-import sys
-from timestepper.data import loader, open_dataset
-images = open_dataset("folder", sys.argv[1], size=64).train
-print(len(list(loader(images, batch_size=6, seed=0, training=True, workers=2).epoch(0))))
-"""
-
-
-def test_a_small_shared_memory_is_enough(root):
-    if not can_mount():
-        pytest.skip("may not mount a small /dev/shm here")
-    small = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
-    command = ["unshare", "--mount", "sh", "-c", small, "sh", sys.executable, "-c", PROGRAM, str(root)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert (done.stdout, done.stderr) == ("20\n", "")

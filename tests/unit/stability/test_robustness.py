@@ -10,7 +10,6 @@ from timestepper.errors import StabilityError
 from timestepper.stability import Pixels, robustness
 from timestepper.stability.attacks import fgsm, pgd
 from timestepper.stability.corruptions import NAMES, corrupt
-from timestepper.stability.robustness import Share
 
 COUNT = 100
 
@@ -28,24 +27,6 @@ def test_noise_figures_do_not_depend_on_the_batch_size(plain, digits):
             assert all(close(a, b) for a, b in zip(scores, tables[0][level], strict=True))
     assert {score.samples for scores in tables[0].values() for score in scores} == {COUNT}
     assert [len(scores) for scores in tables[0].values()] == [2, 2]
-
-
-def test_figures_do_not_depend_on_the_number_of_processes(plain, digits):
-    """Two shares of each batch, as two processes would see them; their sums are the whole."""
-    whole = robustness.noise(plain, digits.batches(20, COUNT), (0.4,), draws_each=2)
-    sums = []
-
-    def keep(total):
-        sums.append(total.clone())
-        return total
-
-    for rank in (0, 1):
-        mine = [(images.chunk(2)[rank], labels.chunk(2)[rank]) for images, labels in digits.batches(20, COUNT)]
-        robustness.noise(plain, mine, (0.4,), draws_each=2, share=Share(rank, 2, keep))
-    correct, loss, samples = (sums[0] + sums[1]).unbind(1)
-    assert samples.tolist() == [COUNT, COUNT]
-    assert (1 - correct / samples).tolist() == [score.error for score in whole[0.4]]
-    assert (loss / samples).tolist() == pytest.approx([score.loss for score in whole[0.4]])
 
 
 def test_noise_is_a_function_of_seed_draw_and_sample(plain, digits):
