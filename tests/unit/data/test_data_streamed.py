@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from batches import equal
+from batches import equal, joined
 from digit_folder import write_digit_folder
 from PIL import Image
 from torchvision.transforms import v2
@@ -152,11 +152,7 @@ def test_ranks_together_see_the_batches_of_one(folder, world, training):
     options = {"training": training, "batch_size": 28}
     whole = batches(folder.train, **options)
     shares = [batches(folder.train, rank=rank, world=world, **options) for rank in range(world)]
-    together = [
-        (torch.cat([images for images, _ in step]), torch.cat([labels for _, labels in step]))
-        for step in zip(*shares, strict=True)
-    ]
-    assert equal(together, whole)
+    assert equal(joined(shares), whole)
     if not training:
         labels = torch.cat([labels for _, labels in whole])
         assert labels[labels >= 0].tolist() == folder.train.labels.tolist()

@@ -156,11 +156,6 @@ def test_a_corruption_of_a_sample_depends_on_its_index_alone(photo, name):
 def test_corruptions_do_what_they_say(photo):
     flat = torch.full((1, 3, 40, 40), 0.5)
     torch.testing.assert_close(corrupt(flat, "blur", 5, [0]), flat)
-    torch.testing.assert_close(corrupt(flat, "contrast", 5, [0]), flat)
-    torch.testing.assert_close(corrupt(flat, "brightness", 5, [0]), flat + 0.3)
-    impulses = corrupt(flat, "impulse_noise", 5, [0])
-    assert (impulses != 0.5).float().mean().item() == pytest.approx(0.07, abs=0.02)
-    assert set(impulses.unique().tolist()) == {0.0, 0.5, 1.0}
     shot = corrupt(flat, "shot_noise", 5, [0])
     assert shot.mean().item() == pytest.approx(0.5, abs=0.02)
     assert shot.var().item() == pytest.approx(0.5 / 50, rel=0.2)  # a Poisson count has its mean as variance
@@ -199,6 +194,7 @@ def test_black_is_brightened_to_grey_and_each_colour_has_a_contrast_of_its_own()
 def test_impulses_are_as_often_white_as_black():
     flat = torch.full((1, 3, 60, 60), 0.5)
     impulses = corrupt(flat, "impulse_noise", 5, [0])
+    assert set(impulses.unique().tolist()) == {0.0, 0.5, 1.0}
     white, black = ((impulses == value).float().mean().item() for value in (1.0, 0.0))
     assert white == pytest.approx(0.035, abs=0.008)
     assert black == pytest.approx(0.035, abs=0.008)
