@@ -14,9 +14,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from watching import alive, descendants, kill, members, wait_for
@@ -47,14 +46,19 @@ Preparation = Callable[[], object]
 
 
 class Job:
-    """A running process, the leader of its own process group, with its output in files."""
+    """A running process, the leader of its own process group, with its output in files; leaving ``with`` ends it."""
 
     def __init__(self, pid: int, wait: Callable[[float], int | None], output: Path):
         self.pid = pid
-        self.started = time.monotonic()
         self._wait = wait
         self._output = output
         self._offspring: set[int] = set()
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clean()
 
     @property
     def stdout(self) -> str:
@@ -159,16 +163,11 @@ def fork(
     return job
 
 
-@contextmanager
 def command(
     arguments: list[str], folder: Path, env: Mapping[str, str] | None = None, prepare: Preparation | None = None
-) -> Iterator[Job]:
-    """``timestepper ARGUMENTS`` in a forked process; ended at the latest when the block is left."""
-    job = fork(functools.partial(run_command, arguments), folder, env, prepare)
-    try:
-        yield job
-    finally:
-        job.clean()
+) -> Job:
+    """``timestepper ARGUMENTS`` in a forked process."""
+    return fork(functools.partial(run_command, arguments), folder, env, prepare)
 
 
 @contextmanager
@@ -188,28 +187,18 @@ def run(folder: Path, *arguments: object, **environment: str) -> subprocess.Comp
         return subprocess.CompletedProcess(arguments, job.wait(), job.stdout, job.stderr)
 
 
-@contextmanager
-def torchrun(arguments: list[str], folder: Path, *options: str, env: Mapping[str, str] | None = None) -> Iterator[Job]:
+def torchrun(arguments: list[str], folder: Path, *options: str) -> Job:
     """``torchrun --standalone --nproc-per-node 2 OPTIONS -m timestepper ARGUMENTS``; workers are fresh interpreters."""
     launcher = ["--standalone", "--nproc-per-node", "2", *options, "-m", "timestepper", *arguments]
-    job = fork(functools.partial(run_torchrun, launcher), folder)
-    try:
-        yield job
-    finally:
-        job.clean()
+    return fork(functools.partial(run_torchrun, launcher), folder)
 
 
-@contextmanager
-def machine(arguments: list[str], folder: Path, port: int, cwd: Path, restarts: int) -> Iterator[Job]:
+def machine(arguments: list[str], folder: Path, port: int, cwd: Path, restarts: int) -> Job:
     """``torchrun`` on one of two machines, one process on each, as the documentation says to start it."""
     launcher = ["--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", str(restarts), "--rdzv-id", "job"]
     launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "-m", "timestepper", *arguments]
     env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    job = fork(functools.partial(run_torchrun, launcher), folder, env, functools.partial(os.chdir, cwd))
-    try:
-        yield job
-    finally:
-        job.clean()
+    return fork(functools.partial(run_torchrun, launcher), folder, env, functools.partial(os.chdir, cwd))
 
 
 @contextmanager
@@ -220,21 +209,12 @@ def ranks(
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
     if isinstance(main, list):
         main = functools.partial(run_command, main)
-    jobs: list[Job] = []
-    try:
-        for rank in range(world):
-            env = {**address, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            jobs.append(fork(main, folder, env, prepare))
-        yield jobs
-    finally:
-        for job in jobs:
-            job.clean()
+    each = [{**address, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+    with ExitStack() as jobs:
+        yield [jobs.enter_context(fork(main, folder, env, prepare)) for env in each]
 
 
-@contextmanager
-def fresh_command(
-    arguments: list[str], folder: Path, before: Sequence[str] = (), launcher: Sequence[str] = ()
-) -> Iterator[Job]:
+def fresh_command(arguments: list[str], folder: Path, before: Sequence[str] = (), launcher: Sequence[str] = ()) -> Job:
     """``python -m timestepper ARGUMENTS`` in a new interpreter, behind another command or a launcher of Python's."""
     output = folder / f"job-{next(_numbers)}"
     line = [*before, sys.executable, *launcher, "-m", "timestepper", *arguments]
@@ -247,15 +227,11 @@ def fresh_command(
         except subprocess.TimeoutExpired:
             return None
 
-    job = Job(process.pid, wait, output)
-    try:
-        yield job
-    finally:
-        job.clean()
+    return Job(process.pid, wait, output)
 
 
 def under_fire(
-    start: Callable[[Path], AbstractContextManager[Job]],
+    start: Callable[[Path], Job],
     folder: Path,
     times: int,
     moment: Callable[[Job, Path], object],

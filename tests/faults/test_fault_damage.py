@@ -1,6 +1,5 @@
 """Files that are cut short, flipped, zeroed or hostile: T7, T8, T9, T10, T11."""
 
-import pickle
 import random
 import shutil
 import zipfile
@@ -15,9 +14,8 @@ from hostile_files import Payload
 from stopping import drive
 
 from timestepper import tensors
-from timestepper.data.cifar_pickled import unpickle
 from timestepper.engine.checkpoint import read
-from timestepper.errors import CheckpointError, DataError
+from timestepper.errors import CheckpointError
 
 SHORT = [*runs.SHORT, "run.checkpoint_steps=3"]
 
@@ -166,18 +164,3 @@ def test_t11_hostile_checkpoints_run_nothing(write, tmp_path, stopped_run, cli):
     assert not marker.exists()
     torch.load(runs.checkpoints(run)[0], weights_only=False)
     assert marker.exists(), "the payload is a dud"
-
-
-@pytest.mark.parametrize("file", ["data_batch_1", "batches.meta"])
-def test_t11_hostile_cifar_files_run_nothing(file, tmp_path, cli):
-    marker = tmp_path / "marker"
-    folder = tmp_path / "cifar-10-batches-py"
-    folder.mkdir()
-    content = pickle.dumps({"data": Payload(marker), "labels": []}, protocol=2)
-    (folder / file).write_bytes(content)
-    train = ["smoke/digits", "data.name=cifar10", f"data.root={tmp_path}", "data.augment=crop_flip"]
-    message = cli(*runs.train(tmp_path / "run", recipe=train)).refused()
-    assert str(folder) in message
-    with pytest.raises(DataError, match=r"posix.system"):  # nor where its sum were right
-        unpickle(content, folder / file)
-    assert not marker.exists()

@@ -4,17 +4,12 @@ import os
 import subprocess
 import time
 
-import numpy as np
 import pytest
 import runs
 from counts import count
-from hostile_files import huge_png
 from outcomes import message_of
-from PIL import Image
 from processes import command, fresh_command
 from watching import Watch, children, kill, wait_for
-
-from timestepper.data.decode import decode_rgb
 
 
 @count("T21")
@@ -55,46 +50,6 @@ def test_t21_a_small_shared_memory_is_enough(tmp_path, image_folder, figure):
     with fresh_command(arguments, tmp_path, before=inside) as job, Watch() as watch:
         assert job.wait() == 0, job.stdout + job.stderr
     figure(seconds=watch.seconds)
-
-
-def write_bad_images(folder) -> dict:
-    """What a folder of downloaded images holds; the ones that cannot be read."""
-    good = Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8))
-    good.save(folder / "sound.png")
-    noise = Image.fromarray(np.random.default_rng(0).integers(256, size=(64, 64, 3), dtype=np.uint8))
-    noise.save(folder / "whole.jpg")
-    noise.save(folder / "whole.png")
-    bad = {
-        "truncated.png": (folder / "whole.png").read_bytes()[:6000],
-        "truncated.jpg": (folder / "whole.jpg").read_bytes()[:1500],
-        "empty.jpg": b"",
-        "garbage.png": bytes(range(256)) * 8,
-        "text.jpeg": b"404 not found",
-    }
-    for name, content in bad.items():
-        (folder / name).write_bytes(content)
-    (folder / "huge.png").write_bytes(huge_png(60_000, 60_000))
-    good.convert("RGB").convert("CMYK").save(folder / "cmyk.jpg")
-    Image.fromarray(np.full((8, 8), 40_000, dtype=np.uint16)).save(folder / "deep.png")
-    good.convert("P").save(folder / "palette.png")
-    good.convert("LA").save(folder / "transparent.png")
-    return {*bad, "huge.png"}
-
-
-def test_t22_every_bad_image_is_listed_and_odd_ones_are_converted(tmp_path, cli, figure):
-    root = runs.write_digit_folder(tmp_path / "root", per_class=16)
-    folder = root / "train" / "3"
-    bad = {str(folder / name) for name in write_bad_images(folder)}
-    total = sum(1 for path in root.rglob("*.*") if path.is_file())
-    outcome = cli("check-data", "folder", "--root", str(root))
-    assert f"{len(bad)} bad files" in outcome.refused()
-    listed = [line.split(": ")[0] for line in outcome.out.splitlines()]
-    assert sorted(listed) == sorted(bad)
-    for name in ("cmyk.jpg", "deep.png", "palette.png", "transparent.png", "whole.png", "whole.jpg"):
-        image = decode_rgb(str(folder / name))
-        assert image.mode == "RGB"
-    assert np.asarray(decode_rgb(str(folder / "deep.png"))).mean() == 40_000 // 256
-    figure(images=total, bad=len(bad), listed=len(listed))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -4,11 +4,8 @@ import functools
 
 import pytest
 import runs
-import torch
 from processes import fork, ranks
 from stopping import drive
-
-from timestepper.data import loader, open_dataset
 
 # 5 updates and 2 evaluated batches an epoch: 14 places to stop at in 2 epochs, and the one before the first.
 PLACES = 14
@@ -70,25 +67,3 @@ def test_t6_resumed_with_another_number_of_processes(tmp_path, unused_port):
     assert runs.newest(run)["step"] == 10
     assert runs.logged_steps(run) == list(range(1, 11))
     assert runs.state_of(run) == "finished"
-
-
-@pytest.mark.parametrize("first_step", [0, 2])
-def test_t6_the_images_of_a_step_are_the_same_set_for_any_number_of_processes(first_step):
-    images = open_dataset("digits").train
-
-    def steps(world: int) -> list[list[bytes]]:
-        shares = [
-            loader(images, batch_size=256, seed=3, training=True, augment="shift", rank=rank, world=world)
-            for rank in range(world)
-        ]
-        gathered = zip(*(share.epoch(1, first_step) for share in shares), strict=True)
-        return [sorted(row.numpy().tobytes() for part in step for row in _with_labels(*part)) for step in gathered]
-
-    whole = steps(1)
-    assert len(whole) == 5 - first_step
-    for world in (2, 4, 8):
-        assert steps(world) == whole
-
-
-def _with_labels(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return torch.cat([images.flatten(1), labels[:, None].float()], dim=1)

@@ -13,7 +13,7 @@ from timestepper.models import CifarResNet
 from timestepper.sites import create_model, find_stages, known, skipped_blocks
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _registry_restored():
     before = dict(known._ADAPTERS)
     yield
@@ -71,7 +71,6 @@ class Block(nn.Module):
         return x + self.outer(torch.relu(self.inner(x)))
 
 
-@pytest.mark.usefixtures("_registry_restored")
 def test_a_change_of_width_inside_one_container_starts_a_new_stage():
     timestepper.adapters.register(Block)(lambda block: known.Branch(convs=("inner",), last=("outer",)))
     model = nn.Sequential(Block(4), Block(4), nn.Linear(4, 8), Block(8))
@@ -85,7 +84,6 @@ def test_a_change_of_width_inside_one_container_starts_a_new_stage():
     assert skipped_blocks(holder, find_stages(holder)) == ["trunk.2 (Linear)"]
 
 
-@pytest.mark.usefixtures("_registry_restored")
 def test_a_change_of_descriptor_or_reduction_starts_a_new_stage():
     """One controller reads descriptors of one length and has one width."""
 
@@ -99,7 +97,6 @@ def test_a_change_of_descriptor_or_reduction_starts_a_new_stage():
     assert [(len(s.sites), s.descriptor, s.reduction) for s in find_stages(model)] == [(1, 8, 4), (1, 8, 2), (2, 4, 2)]
 
 
-@pytest.mark.usefixtures("_registry_restored")
 def test_a_block_may_be_the_whole_network():
     timestepper.adapters.register(Block)(lambda block: known.Branch(convs=("inner",), last=("outer",)))
     net = timestepper.attach(Block(4)).eval()
@@ -108,7 +105,6 @@ def test_a_block_may_be_the_whole_network():
     assert torch.equal(net(x), timestepper.fold(net)(x))
 
 
-@pytest.mark.usefixtures("_registry_restored")
 def test_an_adapter_may_leave_a_block_out():
     def wide_only(block):
         return known.Branch(convs=("inner",), last=("outer",)) if block.outer.out_features > 4 else None
@@ -126,7 +122,6 @@ class OddBlock(Block):
         self.norm, self.up, self.act = nn.BatchNorm1d(width), nn.ConvTranspose1d(width, width, 1), nn.ReLU()
 
 
-@pytest.mark.usefixtures("_registry_restored")
 @pytest.mark.parametrize(
     ("mistake", "reason"),
     [
@@ -161,7 +156,6 @@ def test_a_mistake_in_an_adapter_is_named(mistake, reason):
         timestepper.attach(OddBlock(4))
 
 
-@pytest.mark.usefixtures("_registry_restored")
 def test_an_adapter_that_returns_no_branch_is_named():
     timestepper.adapters.register(Block)(lambda block: ("inner", "outer"))
     with pytest.raises(UnsupportedSiteError, match=r"^0: its adapter returns a tuple; return a timestepper.*, or None"):
@@ -225,7 +219,6 @@ def test_a_weight_that_a_hook_computes_is_named_and_the_advice_helps(kind):
     assert torch.equal(net.eval()(images), timestepper.fold(net)(images))
 
 
-@pytest.mark.usefixtures("_registry_restored")
 def test_a_gate_whose_weight_is_computed_is_named():
     timestepper.adapters.register(Block)(lambda block: known.Branch(convs=("inner",), last=("inner",), gate="outer"))
     model = nn.Sequential(Block(4))
@@ -245,7 +238,6 @@ class Outer(nn.Module):
         return x + self.block(self.first(x))
 
 
-@pytest.mark.usefixtures("_registry_restored")
 def test_a_layer_that_ends_two_branches_is_named():
     """One of the two step sizes would be lost, and its controller never learn."""
     timestepper.adapters.register(Block)(lambda block: known.Branch(convs=("inner",), last=("outer",)))
@@ -264,7 +256,6 @@ def test_a_layer_that_ends_two_branches_is_named():
         timestepper.attach(model)
 
 
-@pytest.mark.usefixtures("_registry_restored")
 @pytest.mark.parametrize(
     ("containers", "names"),
     [
@@ -292,7 +283,6 @@ def test_every_stage_has_a_controller_of_its_own(containers, names):
     assert [dt.shape[1] for dt in sizes.values()] == list(range(1, len(containers) + 1))
 
 
-@pytest.mark.usefixtures("_registry_restored")
 def test_a_subclass_is_a_class_of_its_own():
     class Other(Block):
         def forward(self, x):

@@ -183,11 +183,6 @@ def test_a_network_on_the_meta_device_has_counts_and_no_step_sizes(controller):
     assert str(influence) == "{'layer1': nan, 'layer2': nan, 'layer3': nan}"
 
 
-def test_evolution_time_is_the_sum_over_depth():
-    net = timestepper.attach(create_model("cifar/resnet20"), "fixed(0.25)")
-    assert timestepper.evolution_time(net) == {"layer1": 0.75, "layer2": 0.75, "layer3": 0.75}
-
-
 def test_the_influence_of_the_weights_is_measured():
     net = timestepper.attach(create_model("cifar/resnet20"))
     assert min(timestepper.descriptor_influence(net).values()) > 0

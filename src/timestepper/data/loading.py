@@ -1,7 +1,7 @@
 """What every loader is, and the one for images that live on the device as bytes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class Loader(ABC):
         self.normalise = Normaliser(images.mean, images.std, device, memory_format)
 
     @abstractmethod
-    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def epoch(self, epoch: int, first_step: int = 0) -> Generator[tuple[Tensor, Tensor], None, None]: ...
 
 
 class ResidentLoader(Loader):
@@ -50,7 +50,7 @@ class ResidentLoader(Loader):
         super().__init__(images, plan, device, memory_format)
         self.images, self.augment, self.chunk = images.to(device), augment, chunk
 
-    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, epoch: int, first_step: int = 0) -> Generator[tuple[Tensor, Tensor], None, None]:
         indices = self.plan.indices(epoch)[first_step:].to(self.device)
         varied = self.plan.training and self.augment != Augment()
         draws = draw(self.augment, self.samples, self.plan.seed, epoch).to(self.device) if varied else None

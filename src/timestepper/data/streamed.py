@@ -1,6 +1,6 @@
 """Loader for image files: decoded by the GPU or by worker processes, normalised on the device."""
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import closing
 
 import numpy as np
@@ -43,7 +43,7 @@ class StreamedLoader(Loader):
         self._gpu = GpuReader(self.view, device) if gpu_decodes(images, device, decode) else None
         self._processes: Workers | None = None
 
-    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, epoch: int, first_step: int = 0) -> Generator[tuple[Tensor, Tensor], None, None]:
         refuse_bombs()
         indices = self.plan.indices(epoch)[first_step:]
         labels = self.images.labels[indices.clamp(min=0)].masked_fill_(indices < 0, -1).to(self.device)

@@ -1,6 +1,6 @@
 """Error and loss on an evaluation set of static batches in which padded slots carry the label -1."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import Protocol
 
 import torch
@@ -15,7 +15,7 @@ from timestepper.engine.step import IGNORED
 class Batches(Protocol):
     """What the engine asks of a loader."""
 
-    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, epoch: int, first_step: int = 0) -> Generator[tuple[Tensor, Tensor], None, None]:
         """This rank's batches of images and labels, as many on every rank; a function of the arguments alone."""
 
 

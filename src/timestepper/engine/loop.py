@@ -163,7 +163,7 @@ class Training:
         epoch_end = (self.epochs_done + 1) * self.schedule.steps_per_epoch
         every = self.plan.checkpoint_steps
         batches = self.train.epoch(self.epochs_done, self.schedule.steps_per_epoch - (epoch_end - self.step))
-        with _closing(batches):
+        with contextlib.closing(batches):  # on the way out, so that loader workers end with it
             yield from self._answer()  # a signal that came before the first step
             for images, labels in batches:
                 self._enqueue(images, labels)
@@ -280,15 +280,6 @@ class Training:
         if step % self.plan.log_steps == 0:
             self.journal.interval({"kind": "step", "step": step, "epoch": epoch, "lr": rate, **means})
             self.interval = Sums()
-
-
-@contextlib.contextmanager
-def _closing(iterator: Any) -> Iterator[None]:
-    """Close a generator on the way out, so that loader workers end with it."""
-    try:
-        yield
-    finally:
-        getattr(iterator, "close", lambda: None)()
 
 
 def _mix(seed: int, step: int, rank: int) -> int:

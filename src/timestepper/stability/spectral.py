@@ -11,6 +11,7 @@ All work on a stack of layers of one shape at a time. A linear layer is a 1x1 co
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,11 @@ class Geometry:
     padding: Pair = (0, 0)
     dilation: Pair = (1, 1)
     groups: int = 1
+
+    def options(self, layers: int = 1) -> dict[str, Any]:
+        """What torch is told of so many convolutions side by side."""
+        how = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
+        return {**how, "groups": layers * self.groups}
 
     def output_size(self, kernel: Pair) -> Pair:
         rows, columns = (
@@ -50,29 +56,15 @@ class Geometry:
 def apply(weights: Tensor, inputs: Tensor, geometry: Geometry) -> Tensor:
     """L convolutions (L, outputs, inputs / groups, k, k) on L inputs (L, channels, height, width), in one call."""
     layers = len(weights)
-    outputs = F.conv2d(
-        inputs.flatten(0, 1)[None],
-        weights.flatten(0, 1),
-        stride=geometry.stride,
-        padding=geometry.padding,
-        dilation=geometry.dilation,
-        groups=layers * geometry.groups,
-    )
+    outputs = F.conv2d(inputs.flatten(0, 1)[None], weights.flatten(0, 1), **geometry.options(layers))
     return outputs.reshape(layers, -1, *outputs.shape[2:])
 
 
 def adjoint(weights: Tensor, outputs: Tensor, geometry: Geometry) -> Tensor:
     """The transpose of :func:`apply` as a linear map."""
-    layers = len(weights)
-    inputs = F.conv_transpose2d(
-        outputs.flatten(0, 1)[None],
-        weights.flatten(0, 1),
-        stride=geometry.stride,
-        padding=geometry.padding,
-        output_padding=geometry.output_padding((weights.shape[3], weights.shape[4])),
-        dilation=geometry.dilation,
-        groups=layers * geometry.groups,
-    )
+    layers, padding = len(weights), geometry.output_padding((weights.shape[3], weights.shape[4]))
+    options = geometry.options(layers) | {"output_padding": padding}
+    inputs = F.conv_transpose2d(outputs.flatten(0, 1)[None], weights.flatten(0, 1), **options)
     return inputs.reshape(layers, -1, *inputs.shape[2:])
 
 
@@ -156,8 +148,7 @@ def _dense_norms(weights: Tensor, geometry: Geometry) -> Tensor:
     units = torch.eye(math.prod(shape), dtype=weights.dtype, device=weights.device).unflatten(1, shape)
     norms = []
     for weight in weights:
-        outputs = F.conv2d(units, weight, None, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
-        norms.append(_largest_singular_values(outputs.flatten(1)))
+        norms.append(_largest_singular_values(F.conv2d(units, weight, **geometry.options()).flatten(1)))
     return torch.stack(norms)
 
 

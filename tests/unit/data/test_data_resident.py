@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from batches import equal
+from batches import equal, joined
 
 from timestepper.data import AUGMENTS, ArrayImages, Augment, loader, open_dataset
 from timestepper.data.augment import Normaliser, crop_and_flip, draw
@@ -79,11 +79,7 @@ def test_ranks_together_see_the_batches_of_one(digits, world, training):
     options = {"augment": "crop_flip", "training": training}
     whole = batches(digits.test, **options)
     shares = [batches(digits.test, rank=rank, world=world, **options) for rank in range(world)]
-    together = [
-        (torch.cat([images for images, _ in step]), torch.cat([labels for _, labels in step]))
-        for step in zip(*shares, strict=True)
-    ]
-    assert equal(together, whole)
+    assert equal(joined(shares), whole)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1000])

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from batches import equal
+from batches import equal, joined
 from digit_folder import write_digit_folder
 from PIL import Image
 from torchvision.transforms import v2
@@ -152,11 +152,7 @@ def test_ranks_together_see_the_batches_of_one(folder, world, training):
     options = {"training": training, "batch_size": 28}
     whole = batches(folder.train, **options)
     shares = [batches(folder.train, rank=rank, world=world, **options) for rank in range(world)]
-    together = [
-        (torch.cat([images for images, _ in step]), torch.cat([labels for _, labels in step]))
-        for step in zip(*shares, strict=True)
-    ]
-    assert equal(together, whole)
+    assert equal(joined(shares), whole)
     if not training:
         labels = torch.cat([labels for _, labels in whole])
         assert labels[labels >= 0].tolist() == folder.train.labels.tolist()
@@ -370,28 +366,3 @@ def test_a_worker_whose_trainer_is_dead_before_it_begins_leaves(tmp_path):
         subprocess.run([sys.executable, "-c", program], pass_fds=descriptors, timeout=120, check=True)
     ours.close()
     theirs.close()
-
-
-def can_mount():
-    test = ["unshare", "--mount", "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/dev/shm"]
-    try:
-        return subprocess.run(test, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        return False
-
-
-PROGRAM = """
-import sys
-from timestepper.data import loader, open_dataset
-images = open_dataset("folder", sys.argv[1], size=64).train
-print(len(list(loader(images, batch_size=6, seed=0, training=True, workers=2).epoch(0))))
-"""
-
-
-def test_a_small_shared_memory_is_enough(root):
-    if not can_mount():
-        pytest.skip("may not mount a small /dev/shm here")
-    small = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
-    command = ["unshare", "--mount", "sh", "-c", small, "sh", sys.executable, "-c", PROGRAM, str(root)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert (done.stdout, done.stderr) == ("20\n", "")

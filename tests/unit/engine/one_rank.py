@@ -1,49 +1,27 @@
 """One of several processes that train together, case after case; run by test_engine_distributed.py."""
 
-import math
 import os
 import sys
 from pathlib import Path
 
 import torch
 from tiny_training import network, training
-from torch import nn
 
 from timestepper.engine import distributed
 from timestepper.engine.loop import Interrupted
 from timestepper.engine.signals import Signals
-from timestepper.errors import DiskFullError, TimestepperError
 
-CASES = ("train", "signal", "evaluation", "nan", "full", "norm", "parts")
-
-
-class NaNOnce(nn.Module):
-    """One rank's loss is not a number at the fourth update."""
-
-    def __init__(self, rank):
-        super().__init__()
-        self.inner, self.rank, self.calls = network(norm=False, dropout=0.0), rank, 0
-
-    def forward(self, images):
-        self.calls += self.training
-        poison = math.nan if self.rank == 1 and self.calls == 4 else 1.0
-        return self.inner(images) * poison
-
-
-def no_space(step, state):
-    raise DiskFullError(f"No space left at step {step}")
+CASES = ("train", "signal", "evaluation", "norm", "parts")
 
 
 def train(case, folder, group):
     """How the case ended on this rank."""
     signals = Signals()
-    model = NaNOnce(group.rank) if case == "nan" else network(norm=case == "norm", dropout=0.0)
+    model = network(norm=case == "norm", dropout=0.0)
     folder = folder / case if group.rank == 0 else None
     run = training(
         folder, model=model, group=group, signals=signals, checkpoint_steps=2, accumulate=2 if case == "parts" else 1
     )
-    if case == "full" and group.rank == 0:
-        run.journal.save = no_space
     asked_at = {"signal": 3, "evaluation": 5}.get(case)
     try:
         for step in run.steps():
@@ -51,10 +29,6 @@ def train(case, folder, group):
                 signals.stop = 15
     except Interrupted as stop:
         return f"stopped by {stop.signal} at {stop.step}"
-    except TimestepperError as error:
-        return f"exit {error.exit_code}: {error}"
-    except SystemExit as leaving:
-        return f"exit {leaving.code}"
     return f"finished at {run.step}"
 
 

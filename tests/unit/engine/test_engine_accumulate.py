@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from tiny_training import EPOCHS, STEPS, TinyBatches, close, network, training
+from tiny_training import EPOCHS, STEPS, TinyBatches, close, end_state, network, trained, training
 from torch.nn import functional as F
 
 from timestepper.engine import optimiser
@@ -27,10 +27,6 @@ def one_update(images, labels, parts, model=None, smoothing=0.0):
     update = UpdateStep(model, model, built, Runtime(torch.device("cpu")), Group(), smoothing, parts)
     (values,) = update(images, labels, QUIET).tolist()
     return [parameter.grad for parameter in model.parameters()], Row(*values), model
-
-
-def end(run):
-    return [*run.model.state_dict().values(), *run.state()["momentum"]]
 
 
 @pytest.mark.parametrize("parts", [2, 4, 8])
@@ -76,19 +72,15 @@ def test_a_bad_sample_in_any_part_leaves_the_weights_as_they_were(place):
 
 
 def test_a_run_of_parts_ends_as_one_of_whole_batches():
-    whole, parts = training(model=network(**PLAIN)), training(model=network(**PLAIN), accumulate=4)
-    whole.run()
-    parts.run()
+    whole, parts = trained(model=network(**PLAIN)), trained(model=network(**PLAIN), accumulate=4)
     assert parts.step == whole.step == EPOCHS * STEPS
-    for ours, theirs in zip(end(parts), end(whole), strict=True):
+    for ours, theirs in zip(end_state(parts), end_state(whole), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_a_run_of_parts_goes_on_at_any_step_to_the_same_bits(tmp_path):
     """With batch norm and dropout."""
-    whole = training(tmp_path / "whole", accumulate=4)
-    whole.run()
-    close(whole)
+    whole = trained(tmp_path / "whole", accumulate=4)
     for stop in range(1, EPOCHS * STEPS):
         folder, signals = tmp_path / str(stop), Signals()
         run = training(folder, accumulate=4, signals=signals)
@@ -100,7 +92,7 @@ def test_a_run_of_parts_goes_on_at_any_step_to_the_same_bits(tmp_path):
         assert again.step in (stop, stop + 1)
         again.run()
         close(again)
-        assert all(torch.equal(a, b) for a, b in zip(end(again), end(whole), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(end_state(again), end_state(whole), strict=True))
         assert (folder / "metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
 
 
@@ -124,5 +116,5 @@ def test_compiled_parts_train_like_eager_ones():
     compiled.runtime.place(compiled.model)
     compiled.run()
     assert compiled.model._compiled_call_impl is not None
-    for ours, theirs in zip(end(compiled), end(eager), strict=True):
+    for ours, theirs in zip(end_state(compiled), end_state(eager), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from tiny_training import CLASSES, TinyBatches, close, network, training
+from tiny_training import CLASSES, TinyBatches, close, end_state, network, trained, training, vanished
 from torch.nn import functional as F
 
 from timestepper.errors import CheckpointError
@@ -12,30 +12,19 @@ from timestepper.errors import CheckpointError
 ADAMW = {"kind": "adamw", "lr": 0.01, "label_smoothing": 0.1}
 
 
-def end(run):
-    return [*run.model.state_dict().values(), *run.state()["momentum"]]
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    run = training(tmp_path_factory.mktemp("whole") / "run", **ADAMW)
-    run.run()
-    close(run)
-    return end(run)
+    return end_state(trained(tmp_path_factory.mktemp("whole") / "run", **ADAMW))
 
 
 @pytest.mark.parametrize("step", [1, 4, 7])
 def test_resume_is_exact(step, tmp_path, whole):
-    first = training(tmp_path / "run", checkpoint_steps=1, **ADAMW)
-    for done in first.steps():
-        if done == step:
-            break
-    close(first)
+    vanished(step, tmp_path / "run", checkpoint_steps=1, **ADAMW)
     second = training(tmp_path / "run", checkpoint_steps=1, **ADAMW)
     assert second.step == step
     second.run()
     close(second)
-    assert all(torch.equal(a, b) for a, b in zip(end(second), whole, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(end_state(second), whole, strict=True))
 
 
 def test_a_run_keeps_its_optimiser(tmp_path):
@@ -47,9 +36,7 @@ def test_a_run_keeps_its_optimiser(tmp_path):
 
 
 def test_the_first_loss_is_the_smoothed_one(tmp_path):
-    run = training(tmp_path / "run", model=network(dropout=0.0), label_smoothing=0.3)
-    run.run()
-    close(run)
+    trained(tmp_path / "run", model=network(dropout=0.0), label_smoothing=0.3)
     first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
     images, labels = next(TinyBatches().epoch(0))
     with torch.no_grad():

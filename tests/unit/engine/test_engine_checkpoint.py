@@ -1,16 +1,12 @@
-import pickle
-import random
-import resource
 import shutil
 import zipfile
 
 import pytest
 import torch
-from hostile_files import Payload
 
 from timestepper.engine import checkpoint
 from timestepper.engine.checkpoint import Checkpoints, read
-from timestepper.errors import CheckpointError, DiskFullError, DivergedError
+from timestepper.errors import CheckpointError, DivergedError
 
 IDENTITY = {"model": "tiny", "classes": 10, "controller": "lstm"}
 
@@ -103,57 +99,8 @@ def test_newest_sound_one_wins_and_the_damaged_one_is_named(store):
     assert [p.name for p in sorted(store.folder.iterdir())] == ["step-00000001.pt", "step-00000002.pt.damaged"]
 
 
-def test_all_damaged_is_an_error_that_lists_them(store):
-    for step in (1, 2):
-        store.save(step, state(), IDENTITY).write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"step-00000002\.pt is damaged.*step-00000001\.pt is damaged"):
-        store.latest()
-    assert len(store.paths()) == 2
-
-
 def test_none_at_all(store):
     assert store.latest() is None
-
-
-def test_every_truncation_and_flip_is_noticed_or_harmless(store):
-    whole = store.save(5, state(), IDENTITY).read_bytes()
-    path = store.paths()[0]
-    expected = read(path)
-    draw = random.Random(0)
-    damaged = [whole[: draw.randrange(len(whole))] for _ in range(25)]
-    for _ in range(60):
-        flipped = bytearray(whole)
-        flipped[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
-        damaged.append(bytes(flipped))
-    for start in range(0, len(whole), 4096):
-        damaged.append(whole[:start] + bytes(min(4096, len(whole) - start)) + whole[start + 4096 :])
-    refused = 0
-    for content in damaged:
-        path.write_bytes(content)
-        try:
-            found = read(path)
-        except CheckpointError:
-            refused += 1
-            continue
-        assert torch.equal(found["model"]["weight"], expected["model"]["weight"])
-        assert found["step"] == expected["step"]
-    assert refused >= 25
-
-
-@pytest.mark.parametrize("form", ["zip", "legacy"])
-def test_a_pickle_that_runs_code_never_runs(store, tmp_path, form):
-    target = tmp_path / "executed"
-    path = store.folder / "step-00000001.pt"
-    content = {"format": 1, "identity": IDENTITY, "step": 1, "model": Payload(target)}
-    if form == "zip":
-        torch.save(content, path)
-    else:
-        path.write_bytes(pickle.dumps(content))
-    with pytest.raises(CheckpointError) as caught:
-        store.latest()
-    assert not target.exists()
-    assert "weights_only" not in str(caught.value)
-    assert str(path) in str(caught.value)
 
 
 def test_a_zip_that_is_no_checkpoint(store):
@@ -213,26 +160,6 @@ def test_tensors_that_do_not_fit_are_named(tensors, told):
         checkpoint.check_fit("x.pt", {"model": tensors}, model, None)
 
 
-@pytest.mark.parametrize(
-    ("changed", "text"),
-    [
-        ({"model": "other"}, "checkpoint is model tiny, classes 10, controller lstm, you asked for model other"),
-        ({"classes": 100}, "classes 100"),
-        ({"controller": "none"}, "you asked for model tiny, classes 10, controller none"),
-    ],
-)
-def test_another_network_is_refused(store, changed, text):
-    path = store.save(1, state(), IDENTITY)
-    with pytest.raises(CheckpointError, match=text):
-        checkpoint.check(path, read(path), IDENTITY | changed)
-
-
-def test_a_newer_format_is_refused(store):
-    path = store.save(1, {**state(), "format": 99}, IDENTITY)
-    with pytest.raises(CheckpointError, match=r"format 99.*update timestepper"):
-        checkpoint.check(path, read(path), IDENTITY)
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_non_finite_values_are_never_saved(store, value):
     with pytest.raises(DivergedError, match=r"step 7: model\.weight"):
@@ -243,17 +170,3 @@ def test_non_finite_values_are_never_saved(store, value):
 def test_objects_are_refused_by_name(store):
     with pytest.raises(TypeError, match=r"model\.thing is a set"):
         store.save(1, {"model": {"thing": {1}}}, IDENTITY)
-
-
-def test_a_full_disk_names_path_and_need_and_keeps_the_old_file(store):
-    old = store.save(1, state(), IDENTITY)
-    before = old.read_bytes()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    try:
-        with pytest.raises(DiskFullError, match=r"No space left for .*step-00000002\.pt: need \d"):
-            store.save(2, state(), IDENTITY)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert [path.name for path in store.folder.iterdir()] == [old.name]
-    assert old.read_bytes() == before

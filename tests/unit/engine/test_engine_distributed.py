@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import ranks
 import torch
-from tiny_training import TinyBatches, close, network, training
+from tiny_training import TinyBatches, close, end_state, network, trained, training
 
 from timestepper.engine import distributed
 from timestepper.engine.distributed import Group
@@ -35,9 +35,7 @@ def losses(folder):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone") / "run"
-    run = training(folder, model=network(norm=False, dropout=0.0))
-    run.run()
-    close(run)
+    run = trained(folder, model=network(norm=False, dropout=0.0))
     return folder, run.model.state_dict()
 
 
@@ -51,19 +49,12 @@ def test_two_processes_give_the_losses_and_weights_of_one(together, alone):
     close(finished)
 
 
-def end_of(folder):
-    run = training(folder, model=network(norm=False, dropout=0.0))
-    close(run)
-    return [*run.model.state_dict().values(), *run.state()["momentum"]]
-
-
 def test_two_processes_are_bit_equal_to_one_that_takes_its_batch_in_two_parts(together, tmp_path):
     """Halves of numbers are exact, and a sum of two has one order: each rank's share is one part."""
-    run = training(tmp_path / "run", model=network(norm=False, dropout=0.0), accumulate=2)
-    run.run()
-    close(run)
-    ours, theirs = end_of(together[0] / "train"), end_of(tmp_path / "run")
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    one = trained(tmp_path / "run", model=network(norm=False, dropout=0.0), accumulate=2)
+    two = training(together[0] / "train", model=network(norm=False, dropout=0.0))
+    close(two)
+    assert all(torch.equal(a, b) for a, b in zip(end_state(two), end_state(one), strict=True))
 
 
 def test_two_processes_with_two_parts_each_exchange_gradients_once_an_update(together, alone):
@@ -92,19 +83,6 @@ def test_a_signal_to_one_rank_stops_all_at_one_step_and_one_process_can_go_on(to
     again.run()
     close(again)
     assert losses(folder / case) == pytest.approx(losses(alone[0]), rel=1e-5)
-
-
-def test_nan_on_one_rank_stops_all_and_names_the_rank(together):
-    folder, ends = together
-    for end in ends:
-        assert end["nan"].startswith("exit 1: step 4: loss nan")
-        assert "on rank 1 at learning rate 0.1" in end["nan"]
-    assert sorted(path.name for path in (folder / "nan/checkpoints").iterdir())[-1] == "step-00000002.pt"
-
-
-def test_a_full_disk_ends_every_rank(together):
-    _, ends = together
-    assert [end["full"] for end in ends] == ["exit 1: No space left at step 0", "exit 1"]
 
 
 def test_alone_everything_is_local():

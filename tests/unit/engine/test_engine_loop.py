@@ -3,21 +3,19 @@ import json
 import math
 import resource
 import shutil
-import signal
 from typing import ClassVar
 
 import pytest
 import torch
-from tiny_training import BATCH, EPOCHS, STEPS, close, network, training
+from tiny_training import BATCH, EPOCHS, STEPS, close, end_state, network, trained, training, vanished
 from torch import nn
 
 from timestepper.engine.distributed import Group
 from timestepper.engine.journal import Journal
-from timestepper.engine.loop import Interrupted
 from timestepper.engine.metrics import Sums
 from timestepper.engine.observer import Observation, Observer
 from timestepper.engine.signals import Signals
-from timestepper.errors import CheckpointError, DiskFullError, DivergedError
+from timestepper.errors import DiskFullError, DivergedError
 
 TOTAL = EPOCHS * STEPS
 
@@ -26,17 +24,10 @@ def lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def end_state(run):
-    return [*run.model.state_dict().values(), *run.state()["momentum"]]
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
-    run = training(folder)
-    run.run()
-    close(run)
-    return folder, end_state(run)
+    return folder, end_state(trained(folder))
 
 
 def assert_same_end(run, folder, uninterrupted):
@@ -84,40 +75,17 @@ def test_random_numbers_belong_to_seed_step_and_rank():
 
 
 def test_it_learns():
-    run = training(epochs=30)
-    run.run()
+    run = trained(epochs=30)
     assert run.best["error"] < 0.2
 
 
 @pytest.mark.parametrize("step", range(1, TOTAL + 1))
 def test_resume_is_exact_at_every_step(step, tmp_path, uninterrupted):
-    first = training(tmp_path / "run", checkpoint_steps=1)
-    for done in first.steps():
-        if done == step:
-            break
-    close(first)
+    vanished(step, tmp_path / "run", checkpoint_steps=1)
     second = training(tmp_path / "run", checkpoint_steps=1)
     assert second.step == (step if step % STEPS else step - 1)  # an epoch's end is saved after its evaluation
     second.run()
     assert_same_end(second, tmp_path / "run", uninterrupted)
-
-
-@pytest.mark.parametrize("position", range(len([1, 2, 3, 4, 5, 5, 5, 6, 7, 8, 9, 10, 10, 10])))
-def test_a_signal_anywhere_saves_and_resumes_exactly(position, tmp_path, uninterrupted):
-    signals = Signals()
-    run = training(tmp_path / "run", signals=signals)
-    steps = run.steps()
-    for _ in range(position + 1):
-        next(steps)
-    signals.stop = signal.SIGTERM
-    with pytest.raises(Interrupted) as caught:
-        list(steps)
-    close(run)
-    assert caught.value.signal == signal.SIGTERM
-    again = training(tmp_path / "run")
-    assert again.step == caught.value.step
-    again.run()
-    assert_same_end(again, tmp_path / "run", uninterrupted)
 
 
 def test_a_copy_taken_at_any_moment_resumes_exactly(tmp_path, uninterrupted):
@@ -129,9 +97,7 @@ def test_a_copy_taken_at_any_moment_resumes_exactly(tmp_path, uninterrupted):
         shutil.copytree(tmp_path / "run", copies[-1])
     close(run)
     for copy in copies:
-        again = training(copy, checkpoint_steps=3)
-        again.run()
-        close(again)
+        again = trained(copy, checkpoint_steps=3)
         assert_same_end(again, copy, uninterrupted)
 
 
@@ -191,11 +157,7 @@ def test_progress_is_told_of_loss_accuracy_and_images(uninterrupted):
 
 
 def test_intervals_are_means_and_survive_a_resume(tmp_path, uninterrupted):
-    run = training(tmp_path / "run", log_steps=4, checkpoint_steps=3)
-    for done in run.steps():
-        if done == 7:
-            break
-    close(run)
+    vanished(7, tmp_path / "run", log_steps=4, checkpoint_steps=3)
     again = training(tmp_path / "run", log_steps=4, checkpoint_steps=3)
     assert again.step == 6
     again.run()
@@ -208,9 +170,7 @@ def test_intervals_are_means_and_survive_a_resume(tmp_path, uninterrupted):
 
 
 def test_best_is_kept_across_a_resume_and_is_not_the_last(tmp_path):
-    run = training(tmp_path / "run", epochs=8, lr=0.5)
-    run.run()
-    close(run)
+    run = trained(tmp_path / "run", epochs=8, lr=0.5)
     errors = [line["test"]["error"] for line in lines(tmp_path / "run") if line["kind"] == "epoch"]
     assert run.best["error"] == min(errors)
     assert errors[run.best["epoch"] - 1] == min(errors)
@@ -220,28 +180,17 @@ def test_best_is_kept_across_a_resume_and_is_not_the_last(tmp_path):
 
 
 def test_the_first_of_equally_good_epochs_is_the_best():
-    run = training(model=network(norm=False), epochs=3, lr=1e-12)
-    run.run()
+    run = trained(model=network(norm=False), epochs=3, lr=1e-12)
     assert run.best["epoch"] == 1
 
 
 def test_evaluation_can_be_rare_but_the_last_epoch_has_one(tmp_path):
-    run = training(tmp_path / "run", epochs=5, evaluate_epochs=2)
-    run.run()
-    close(run)
-    assert ["test" in line for line in lines(tmp_path / "run") if line["kind"] == "epoch"] == [
-        False,
-        True,
-        False,
-        True,
-        True,
-    ]
+    trained(tmp_path / "run", epochs=5, evaluate_epochs=2)
+    assert ["test" in line for line in lines(tmp_path / "run") if line["kind"] == "epoch"] == [0, 1, 0, 1, 1]
 
 
 def test_checkpoints_can_be_rare_but_the_last_step_has_one(tmp_path):
-    run = training(tmp_path / "run", epochs=5, checkpoint_epochs=3)
-    run.run()
-    close(run)
+    trained(tmp_path / "run", epochs=5, checkpoint_epochs=3)
     assert [path.name for path in sorted((tmp_path / "run/checkpoints").iterdir())] == [
         "step-00000015.pt",
         "step-00000025.pt",
@@ -277,9 +226,7 @@ class Half(Observer):
 
 
 def test_what_the_caller_observes_is_logged(tmp_path):
-    run = training(tmp_path / "run", observer=Half())
-    run.run()
-    close(run)
+    trained(tmp_path / "run", observer=Half())
     last = lines(tmp_path / "run")[-1]
     assert last["scalars"] == {"step_size/a": 0.5}
     assert last["profiles"] == {"step_sizes/a": [0.4, 0.6]}
@@ -329,25 +276,6 @@ def test_a_non_finite_step_stops_before_the_update(tmp_path, where, at):
     close(saved)
 
 
-def test_a_log_without_checkpoints_is_never_overwritten(tmp_path):
-    run = training(tmp_path / "run")
-    run.run()
-    close(run)
-    shutil.rmtree(tmp_path / "run/checkpoints")
-    with pytest.raises(CheckpointError, match="holds the log of a run and no checkpoint"):
-        training(tmp_path / "run")
-    assert len(lines(tmp_path / "run")) == TOTAL + EPOCHS
-
-
-def test_a_log_that_is_shorter_than_its_checkpoint_is_an_error(tmp_path):
-    run = training(tmp_path / "run")
-    run.run()
-    close(run)
-    (tmp_path / "run/metrics.jsonl").write_text("")
-    with pytest.raises(CheckpointError, match=r"metrics\.jsonl has 0 bytes"):
-        training(tmp_path / "run")
-
-
 def test_a_log_that_cannot_grow_is_a_full_disk(tmp_path):
     run = training(tmp_path / "run")
     steps = run.steps()
@@ -361,19 +289,13 @@ def test_a_log_that_cannot_grow_is_a_full_disk(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     close(run)
-    again = training(tmp_path / "run")
-    again.run()
-    close(again)
+    trained(tmp_path / "run")
     assert [line["step"] for line in lines(tmp_path / "run") if line["kind"] == "step"] == list(range(1, TOTAL + 1))
 
 
 @pytest.mark.parametrize("every", [2, 4])  # saved at 6, or at 4, before the end of an epoch whose time was noted
 def test_times_are_kept_apart_and_cover_every_image(tmp_path, every):
-    first = training(tmp_path / "run", checkpoint_steps=every, checkpoint_epochs=0)
-    for done in first.steps():
-        if done == 7:
-            break
-    close(first)
+    vanished(7, tmp_path / "run", checkpoint_steps=every, checkpoint_epochs=0)
     second = training(tmp_path / "run", checkpoint_steps=every, checkpoint_epochs=0)
     assert second.step == {2: 6, 4: 4}[every]
     second.run()
@@ -387,14 +309,8 @@ def test_tensorboard_has_every_step_once_after_a_resume(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     options = {"tensorboard": True, "checkpoint_steps": 2, "observer": Half()}
-    first = training(tmp_path / "run", **options)
-    for done in first.steps():
-        if done == 7:
-            break
-    close(first)
-    second = training(tmp_path / "run", **options)
-    second.run()
-    close(second)
+    vanished(7, tmp_path / "run", **options)
+    trained(tmp_path / "run", **options)
     events = EventAccumulator(str(tmp_path / "run/tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("train/loss")] == list(range(1, TOTAL + 1))

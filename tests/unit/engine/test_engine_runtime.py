@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tiny_training import network, training
+from tiny_training import network, trained
 
 from timestepper.engine.runtime import Runtime, choose_device
 from timestepper.errors import RecipeError, UnknownNameError
@@ -43,8 +43,7 @@ def test_each_process_of_a_machine_has_a_gpu_of_its_own(monkeypatch):
 
 
 def test_bf16_computes_in_bf16_and_trains_in_float32():
-    run = training(precision="bf16")
-    run.run()
+    run = trained(precision="bf16")
     assert {value.dtype for value in run.model.parameters()} == {torch.float32}
     runtime = Runtime(CPU, precision="bf16")
     with runtime.autocast():

@@ -48,12 +48,6 @@ def test_once_sets_a_number(process, number):
     assert "stopping after this step" in errors
 
 
-def test_usr1_asks_to_save_and_goes_on(process):
-    process.send_signal(signal.SIGUSR1)
-    assert process.stdout.readline() == "save\n"
-    assert process.poll() is None
-
-
 @pytest.mark.parametrize("process", [["early"]], indirect=True)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR2, 140)])
 def test_before_there_is_anything_to_save_once_leaves_at_once(process, number, code):

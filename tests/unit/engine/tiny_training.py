@@ -87,3 +87,26 @@ def close(run):
     """What the end of the process would do."""
     run.journal.close()
     run.journal.folder.close()
+
+
+def trained(*arguments, **options):
+    """A run that has come to its end."""
+    run = training(*arguments, **options)
+    run.run()
+    if arguments:
+        close(run)
+    return run
+
+
+def vanished(step, *arguments, **options):
+    """A run whose process is gone after so many updates."""
+    run = training(*arguments, **options)
+    for done in run.steps():
+        if done == step:
+            break
+    close(run)
+
+
+def end_state(run):
+    """What a run has come to: weights, statistics, momentum."""
+    return [*run.model.state_dict().values(), *run.state()["momentum"]]

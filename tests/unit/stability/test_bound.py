@@ -355,41 +355,31 @@ def test_a_batch_norm_is_folded_into_the_convolution_before_it():
     assert branch.layers[0].geometry.size == (16, 16)
 
 
-@pytest.mark.parametrize(
-    ("middle", "where"),
-    [
-        (Gate(), "blocks.0.middle"),
-        (InPlace(), "blocks.0.middle: the norm of mul_"),
-        (Largest(), "blocks.0.middle: the norm of max"),
-        (Pooled(), "blocks.0.middle.pool: the norm of MaxPool2d"),
-        (ReadOut(), "blocks.0.middle: the norm of item"),
-        (Weighted(), "blocks.0.middle: the norm of add"),
-        (Mirrored(), "blocks.0.middle: the norm of pad"),
-        (Picked(), "blocks.0.middle: the norm of getitem"),
-        (nn.MaxPool2d(2, 1, padding=1, dilation=2), "blocks.0.middle: the norm of MaxPool2d with dilation"),
-        (nn.AvgPool2d(3, 1, padding=1, divisor_override=2), "blocks.0.middle: the norm of AvgPool2d with a divisor"),
-        (nn.Conv2d(4, 4, 2, padding="same"), "blocks.0.middle pads unevenly"),
-        (nn.GroupNorm(2, 4), "blocks.0.middle: the norm of GroupNorm"),
-        (nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), "blocks.0.middle pads with 'reflect'"),
-        (nn.Sequential(nn.BatchNorm2d(4, track_running_stats=False)), "blocks.0.middle.0 keeps no running statistics"),
-    ],
-    ids=[
-        "gate",
-        "in place",
-        "largest",
-        "indices",
-        "read out",
-        "weighted",
-        "mirrored",
-        "picked",
-        "dilation",
-        "divisor",
-        "uneven",
-        "group norm",
-        "reflection",
-        "no statistics",
-    ],
-)
+UNKNOWN = {
+    "gate": (Gate(), "blocks.0.middle"),
+    "in place": (InPlace(), "blocks.0.middle: the norm of mul_"),
+    "largest": (Largest(), "blocks.0.middle: the norm of max"),
+    "indices": (Pooled(), "blocks.0.middle.pool: the norm of MaxPool2d"),
+    "read out": (ReadOut(), "blocks.0.middle: the norm of item"),
+    "weighted": (Weighted(), "blocks.0.middle: the norm of add"),
+    "mirrored": (Mirrored(), "blocks.0.middle: the norm of pad"),
+    "picked": (Picked(), "blocks.0.middle: the norm of getitem"),
+    "dilation": (nn.MaxPool2d(2, 1, padding=1, dilation=2), "blocks.0.middle: the norm of MaxPool2d with dilation"),
+    "divisor": (
+        nn.AvgPool2d(3, 1, padding=1, divisor_override=2),
+        "blocks.0.middle: the norm of AvgPool2d with a divisor",
+    ),
+    "uneven": (nn.Conv2d(4, 4, 2, padding="same"), "blocks.0.middle pads unevenly"),
+    "group norm": (nn.GroupNorm(2, 4), "blocks.0.middle: the norm of GroupNorm"),
+    "reflection": (nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), "blocks.0.middle pads with 'reflect'"),
+    "no statistics": (
+        nn.Sequential(nn.BatchNorm2d(4, track_running_stats=False)),
+        "blocks.0.middle.0 keeps no running statistics",
+    ),
+}
+
+
+@pytest.mark.parametrize(("middle", "where"), UNKNOWN.values(), ids=UNKNOWN)
 def test_layers_without_a_known_norm_are_named(middle, where):
     chain = open_chain(Net(middle), torch.randn(2, 4, 6, 6))
     with pytest.raises(StabilityError, match=where):

@@ -10,7 +10,6 @@ from timestepper.errors import StabilityError
 from timestepper.stability import Pixels, robustness
 from timestepper.stability.attacks import fgsm, pgd
 from timestepper.stability.corruptions import NAMES, corrupt
-from timestepper.stability.robustness import Share
 
 COUNT = 100
 
@@ -28,24 +27,6 @@ def test_noise_figures_do_not_depend_on_the_batch_size(plain, digits):
             assert all(close(a, b) for a, b in zip(scores, tables[0][level], strict=True))
     assert {score.samples for scores in tables[0].values() for score in scores} == {COUNT}
     assert [len(scores) for scores in tables[0].values()] == [2, 2]
-
-
-def test_figures_do_not_depend_on_the_number_of_processes(plain, digits):
-    """Two shares of each batch, as two processes would see them; their sums are the whole."""
-    whole = robustness.noise(plain, digits.batches(20, COUNT), (0.4,), draws_each=2)
-    sums = []
-
-    def keep(total):
-        sums.append(total.clone())
-        return total
-
-    for rank in (0, 1):
-        mine = [(images.chunk(2)[rank], labels.chunk(2)[rank]) for images, labels in digits.batches(20, COUNT)]
-        robustness.noise(plain, mine, (0.4,), draws_each=2, share=Share(rank, 2, keep))
-    correct, loss, samples = (sums[0] + sums[1]).unbind(1)
-    assert samples.tolist() == [COUNT, COUNT]
-    assert (1 - correct / samples).tolist() == [score.error for score in whole[0.4]]
-    assert (loss / samples).tolist() == pytest.approx([score.loss for score in whole[0.4]])
 
 
 def test_noise_is_a_function_of_seed_draw_and_sample(plain, digits):
@@ -175,11 +156,6 @@ def test_a_corruption_of_a_sample_depends_on_its_index_alone(photo, name):
 def test_corruptions_do_what_they_say(photo):
     flat = torch.full((1, 3, 40, 40), 0.5)
     torch.testing.assert_close(corrupt(flat, "blur", 5, [0]), flat)
-    torch.testing.assert_close(corrupt(flat, "contrast", 5, [0]), flat)
-    torch.testing.assert_close(corrupt(flat, "brightness", 5, [0]), flat + 0.3)
-    impulses = corrupt(flat, "impulse_noise", 5, [0])
-    assert (impulses != 0.5).float().mean().item() == pytest.approx(0.07, abs=0.02)
-    assert set(impulses.unique().tolist()) == {0.0, 0.5, 1.0}
     shot = corrupt(flat, "shot_noise", 5, [0])
     assert shot.mean().item() == pytest.approx(0.5, abs=0.02)
     assert shot.var().item() == pytest.approx(0.5 / 50, rel=0.2)  # a Poisson count has its mean as variance
@@ -218,6 +194,7 @@ def test_black_is_brightened_to_grey_and_each_colour_has_a_contrast_of_its_own()
 def test_impulses_are_as_often_white_as_black():
     flat = torch.full((1, 3, 60, 60), 0.5)
     impulses = corrupt(flat, "impulse_noise", 5, [0])
+    assert set(impulses.unique().tolist()) == {0.0, 0.5, 1.0}
     white, black = ((impulses == value).float().mean().item() for value in (1.0, 0.0))
     assert white == pytest.approx(0.035, abs=0.008)
     assert black == pytest.approx(0.035, abs=0.008)
