@@ -156,6 +156,18 @@ def trained(layer: nn.Module, name: str) -> Tensor | None:
     return layer._buffers.get(name) if found is None else found
 
 
+def entered(layer: nn.Module, entry: Entry) -> Tensor:
+    """The trained parameter of a layer that a step size enters, which may have been taken away since attach."""
+    raw = trained(layer, entry.name)
+    if raw is None:
+        done = "was set to None" if entry.name in layer._parameters else "is computed from other parameters"
+        raise UnsupportedSiteError(
+            f"{entry.parameter} {done} since attach (pruned, normalised), which removes its step size; change "
+            "timestepper.fold(net) instead"
+        )
+    return raw
+
+
 def refuse_computed(path: str, layer: nn.Module) -> None:
     """A weight that a hook computes in every call is, until then, the last call's, whose graph is used up.
 

@@ -238,8 +238,9 @@ def test_a_convolution_that_the_controller_reads_and_that_is_pruned_later_is_not
 def test_a_bias_that_is_taken_away_later_is_noticed():
     net = small()
     net.layer1[0].bn2.bias = None
-    with pytest.raises(UnsupportedSiteError, match=r"layer1\.0\.bn2\.bias was set to None since attach"):
-        net(batch()[0])
+    for use in (lambda: net(batch()[0]), lambda: net.layer1(torch.randn(2, 8, 4, 4))):
+        with pytest.raises(UnsupportedSiteError, match=r"layer1\.0\.bn2\.bias was set to None since attach"):
+            use()
 
 
 def test_a_network_whose_weights_are_offloaded_is_told_to_fold_first():
