@@ -96,6 +96,21 @@ def test_attaching_to_a_compiled_network_is_refused():
     model.compile()
     with pytest.raises(WrappedModelError, match="CifarResNet is compiled; attach first, then compile"):
         timestepper.attach(model)
+    model = plain()
+    model.layer1.forward = torch.compile(model.layer1.forward)
+    with pytest.raises(WrappedModelError, match="layer1 is compiled; attach first, then compile"):
+        timestepper.attach(model)
+
+
+def test_attaching_to_a_network_with_a_patched_part_is_refused():
+    """A copy to look at would run the network's own part, in another precision and unseen."""
+    model = plain()
+    old = model.layer1.forward
+    model.layer1.forward = lambda x: old(x) + 1
+    with pytest.raises(WrappedModelError, match=r"layer1 has a forward of its own, .*; attach first, and patch"):
+        timestepper.attach(model)
+    model.layer1.forward = lambda x: x  # holds nothing
+    timestepper.attach(model)
 
 
 kept: list[object] = []
