@@ -207,6 +207,8 @@ def refuse_wrapped(model: nn.Module) -> None:
                 f"{path or kind} has a forward of its own, a function that holds a module, which would run in place of "
                 "every copy; attach first, and patch the result"
             )
+    for name, parameter in model.named_parameters():
+        reparam.refuse_split(name, parameter)
     if hasattr(model, CONTROLLERS):
         raise AlreadyAttachedError(f"{type(model).__name__} has a part or attribute named 'controllers'; rename it")
 

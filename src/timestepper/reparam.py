@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from timestepper.controllers.base import at_least_float32, in_transform
+from timestepper.controllers.base import at_least_float32, in_transform, is_sharded
 from timestepper.errors import MismatchError, UnsupportedSiteError, WrappedModelError
 
 # Bytes. A tensor of its own begins at a multiple of these; a piece of a stack might not, and in which order a matrix
@@ -166,6 +166,15 @@ def entered(layer: nn.Module, entry: Entry) -> Tensor:
             "timestepper.fold(net) instead"
         )
     return raw
+
+
+def refuse_split(parameter: str, tensor: Tensor) -> None:
+    """Of tensor parallelism. FSDP2 gathers a parameter before anything is computed with it."""
+    if is_sharded(tensor):
+        raise WrappedModelError(
+            f"{parameter} is split over several processes where it is computed with (tensor parallelism); split only "
+            "layers that take no step size (attach's exclude=), after attach, or use FSDP2"
+        )
 
 
 def refuse_computed(path: str, layer: nn.Module) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from timestepper.errors import ActivationCheckpointingError, WrappedModelError
-from timestepper.reparam import Entry, entered, trained
+from timestepper.reparam import Entry, entered, refuse_split, trained
 
 
 class Taken(NamedTuple):
@@ -190,6 +190,8 @@ def _effective(name: str) -> Callable[[Any], Tensor]:
         if made is not None and (torch.compiler.is_compiling() or was is raw):
             return made
         taken = view._taken[name]
+        raw = entered(view, taken.entry)
+        refuse_split(taken.entry.parameter, raw)
         return taken.entry.apply(raw, given.step_size(taken))
 
     return get

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from timestepper import kernels, reparam
-from timestepper.controlled import Controlled, Controllers, End, Stepping, held_still, is_sharded
-from timestepper.controllers.base import in_transform
+from timestepper.controlled import Controlled, Controllers, End, Stepping, held_still
+from timestepper.controllers.base import in_transform, is_sharded
 from timestepper.errors import MismatchError, NotAttachedError, WrappedModelError
 from timestepper.links import Links
 from timestepper.reparam import Entry

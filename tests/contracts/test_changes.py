@@ -247,6 +247,9 @@ def test_a_network_whose_weights_are_offloaded_is_told_to_fold_first():
     net = accelerate.cpu_offload(small(), torch.device("cpu"))
     with pytest.raises(WrappedModelError, match=r"conv1\.weight is offloaded .*; offload timestepper\.fold"):
         net(batch()[0])
+    net = accelerate.cpu_offload(plain(), torch.device("cpu"))
+    with pytest.raises(MismatchError, match=r"conv1\.weight is offloaded .*; load the network onto one device"):
+        timestepper.discover(net, batch()[0])
 
 
 def test_a_last_layer_parametrised_later_is_noticed():
