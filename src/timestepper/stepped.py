@@ -183,7 +183,7 @@ def _effective(name: str) -> Callable[[Any], Tensor]:
         given, raw = view._slot.here.cell.given, trained(view, name)
         if given is None:  # asked after the layer's forward (by a checkpoint inside it), or in another thread
             given = _recomputed(view._slot) or _apart(view)
-        elif given.graded and not torch.compiler.is_compiling() and not torch.is_grad_enabled():
+        elif given.graded and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
             _refuse_reentrant()
         was, made = given.made.get(name, (None, None))
         # The trained one may be another by now: FSDP's gathered weight, or one that functional_call put in.

@@ -111,7 +111,7 @@ def _filled(net: nn.Module) -> nn.Module:
     for tensor in (*net.parameters(), *means):
         if not tensor.is_floating_point() or not tensor.numel() or (tensor != tensor.flatten()[0]).any():
             continue  # it has different numbers already
-        noise = 0.1 * torch.randn(tensor.shape, generator=drawing, dtype=tensor.dtype).to(tensor.device)
+        noise = 0.1 * torch.randn(tensor.shape, generator=drawing, dtype=tensor.dtype, device="cpu").to(tensor.device)
         tensor.add_(noise if not tensor.any() else noise * tensor)
     return net
 
