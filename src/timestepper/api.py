@@ -23,7 +23,7 @@ from timestepper.errors import (
     UnknownNameError,
     WrappedModelError,
 )
-from timestepper.links import in_shards, refuse_wrapped, warn_if_trained
+from timestepper.links import in_shards, leave_others_forwards, refuse_wrapped, warn_if_trained
 from timestepper.sites import Discovery, Stage, find, reduced, search
 from timestepper.stepped import is_stepped
 from timestepper.steps import Stepping, Steps, find_inside, find_steps
@@ -161,7 +161,8 @@ def fold(net: nn.Module) -> nn.Module:
     Raises:
         NotAttachedError: ``net`` has no controllers.
         NonFiniteError: a weight is NaN or infinite; the message names it.
-        WrappedModelError, MismatchError: ``net`` is sharded over several processes; it has parts of another one.
+        WrappedModelError, MismatchError: ``net`` is sharded over several processes, or patched; it has parts of
+            another one.
     """
     found = find_steps(net)
     found.links.refuse_changes(found.root)
@@ -172,6 +173,7 @@ def fold(net: nn.Module) -> nn.Module:
         )
     effective = found.effective_parameters()
     plain = detach(copy.deepcopy(found.root))
+    leave_others_forwards(plain)
     for name, value in effective.items():
         attrgetter(name)(plain).copy_(value)  # not get_parameter: those of a frozen batch norm are buffers
     for name, part in plain.named_modules():

@@ -14,9 +14,9 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from timestepper import equations, kernels, reparam
 from timestepper.controllers import Controller, ControllerSpec, StageShape
-from timestepper.controllers.base import at_least_float32, by_stage, in_one
+from timestepper.controllers.base import at_least_float32, by_stage, in_one, is_sharded
 from timestepper.controllers.gain import log_gain
-from timestepper.controllers.together import Controllers, is_sharded
+from timestepper.controllers.together import Controllers
 from timestepper.errors import MismatchError, StepSizeError, WrappedModelError
 from timestepper.root import CONTROLLERS
 from timestepper.sites import Site, Stage

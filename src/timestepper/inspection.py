@@ -1,7 +1,6 @@
 """What is attached to what: stages, sites, parameters and multiply-adds of a network, as plain data."""
 
 import contextlib
-import copy
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -180,7 +179,7 @@ def _calls(model: nn.Module, input_size: tuple[int, int, int] | None, example: A
 
 def _counted(model: nn.Module, call: Call, on_shapes: bool) -> int:
     with left_alone(), torch.no_grad():
-        shadow = copy.deepcopy(model, without_hooks(model))
+        shadow = without_hooks(model)
         shadow = (shadow.to("meta") if on_shapes else shadow).float().eval()  # as the image is
         shadow = detach(shadow) if is_attached(shadow) else shadow  # the network's own, as it was
         args, options = call.arguments(shadow, torch.float32)

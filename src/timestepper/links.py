@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import CellType
 from typing import Any
 
 import torch
@@ -199,10 +200,47 @@ def refuse_wrapped(model: nn.Module) -> None:
             raise WrappedModelError(
                 f"{path or 'the model'} is wrapped in {wrapped.pop()}; attach first, then wrap the result"
             )
-        if module._compiled_call_impl is not None:
+        if module._compiled_call_impl is not None or _is_compiled(module, "forward"):
             raise WrappedModelError(f"{path or kind} is compiled; attach first, then compile the result")
+        if _has_hold_of_a_module(vars(module).get("forward")):
+            raise WrappedModelError(
+                f"{path or kind} has a forward of its own, a function that holds a module, which would run in place of "
+                "every copy; attach first, and patch the result"
+            )
+    for name, parameter in model.named_parameters():
+        reparam.refuse_split(name, parameter)
     if hasattr(model, CONTROLLERS):
         raise AlreadyAttachedError(f"{type(model).__name__} has a part or attribute named 'controllers'; rename it")
+
+
+def leave_others_forwards(copied: nn.Module) -> None:
+    """Of a copy, that no part runs one of the network that was copied: functions are not copied with what they hold.
+
+    One that torch has compiled is the part's own, and dropped.
+    """
+    for path, part in copied.named_modules():
+        if type(part).__name__ == "OptimizedModule":
+            continue  # it makes its own when it is copied
+        for name in ("forward", "_compiled_call"):  # the second is that of transformers' generate
+            if _is_compiled(part, name):
+                del vars(part)[name]
+        if _has_hold_of_a_module(vars(part).get("forward")):
+            where = f"{path}.forward" if path else "forward"
+            raise WrappedModelError(
+                f"cannot fold: {where} is a function that holds a module, which would run in place of every copy; undo "
+                f"it (del net.{where}), and patch the folded network"
+            )
+
+
+def _is_compiled(part: nn.Module, name: str) -> bool:
+    return hasattr(vars(part).get(name), "_torchdynamo_orig_callable")
+
+
+def _has_hold_of_a_module(forward: Any) -> bool:
+    """A function that was made around a module or a method of one, such as a patch that calls the old forward."""
+    cells = getattr(getattr(forward, "__func__", forward), "__closure__", None) or ()
+    held = [cell.cell_contents for cell in cells if cell != CellType()]  # an empty one has none
+    return any(isinstance(getattr(each, "__self__", each), nn.Module) for each in held)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from timestepper.controllers.base import at_least_float32, in_transform
+from timestepper.controllers.base import at_least_float32, in_transform, is_sharded
 from timestepper.errors import MismatchError, UnsupportedSiteError, WrappedModelError
 
 # Bytes. A tensor of its own begins at a multiple of these; a piece of a stack might not, and in which order a matrix
@@ -154,6 +154,27 @@ def trained(layer: nn.Module, name: str) -> Tensor | None:
     """A parameter as it is trained and saved; a frozen batch norm keeps it in a buffer."""
     found = layer._parameters.get(name)
     return layer._buffers.get(name) if found is None else found
+
+
+def entered(layer: nn.Module, entry: Entry) -> Tensor:
+    """The trained parameter of a layer that a step size enters, which may have been taken away since attach."""
+    raw = trained(layer, entry.name)
+    if raw is None:
+        done = "was set to None" if entry.name in layer._parameters else "is computed from other parameters"
+        raise UnsupportedSiteError(
+            f"{entry.parameter} {done} since attach (pruned, normalised), which removes its step size; change "
+            "timestepper.fold(net) instead"
+        )
+    return raw
+
+
+def refuse_split(parameter: str, tensor: Tensor) -> None:
+    """Of tensor parallelism. FSDP2 gathers a parameter before anything is computed with it."""
+    if is_sharded(tensor):
+        raise WrappedModelError(
+            f"{parameter} is split over several processes where it is computed with (tensor parallelism); split only "
+            "layers that take no step size (attach's exclude=), after attach, or use FSDP2"
+        )
 
 
 def refuse_computed(path: str, layer: nn.Module) -> None:

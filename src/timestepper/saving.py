@@ -14,8 +14,8 @@ from torch import nn
 
 from timestepper import validate
 from timestepper.api import Network, attach, detach, find_steps, fold
-from timestepper.controlled import is_sharded
 from timestepper.controllers import parse
+from timestepper.controllers.base import is_sharded
 from timestepper.errors import CheckpointError, MismatchError, WrappedModelError
 from timestepper.files import as_path, with_checksum, write_atomic
 from timestepper.links import trained_is_expected

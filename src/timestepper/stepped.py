@@ -11,6 +11,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from timestepper.errors import ActivationCheckpointingError, WrappedModelError
-from timestepper.reparam import Entry, trained
+from timestepper.reparam import Entry, entered, refuse_split, trained
 
 
 class Taken(NamedTuple):
@@ -180,11 +181,17 @@ def _child_s_view(name: str) -> Callable[[Any], nn.Module]:
 def _effective(name: str) -> Callable[[Any], Tensor]:
     def get(view) -> Tensor:
         given, raw = view._slot.here.cell.given, trained(view, name)
+        if given is None:  # asked after the layer's forward (by a checkpoint inside it), or in another thread
+            given = _recomputed(view._slot) or _apart(view)
+        elif given.graded and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            _refuse_reentrant()
         was, made = given.made.get(name, (None, None))
         # The trained one may be another by now: FSDP's gathered weight, or one that functional_call put in.
         if made is not None and (torch.compiler.is_compiling() or was is raw):
             return made
         taken = view._taken[name]
+        raw = entered(view, taken.entry)
+        refuse_split(taken.entry.parameter, raw)
         return taken.entry.apply(raw, given.step_size(taken))
 
     return get
@@ -215,13 +222,15 @@ def _apart(layer: Any) -> Given:
     A block may run by itself and be recomputed with the step sizes of a pass, which lie outside of it, or the reverse.
     """
     stages = frozenset([taken.stage for taken in layer._taken.values()])
-    if torch.compiler.is_compiling() or torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
+    if torch.compiler.is_compiling():
         return layer._alone(stages)
-    with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda saved: saved):
+    counted = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    hidden = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda saved: saved)
+    with hidden if counted else nullcontext():
         given = layer._alone(stages)
-        for name, taken in layer._taken.items():
-            raw = trained(layer, name)
-            given.made.setdefault(name, (raw, taken.entry.apply(raw, given.step_size(taken))))
+        for name, taken in layer._taken.items():  # here, and not where a checkpoint inside the layer would see it
+            raw = entered(layer, taken.entry)
+            given.made[name] = raw, taken.entry.apply(raw, given.step_size(taken))
         return given
 
 

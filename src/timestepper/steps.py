@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from timestepper import kernels, reparam
-from timestepper.controlled import Controlled, Controllers, End, Stepping, held_still, is_sharded
-from timestepper.controllers.base import in_transform
-from timestepper.errors import MismatchError, NotAttachedError, UnsupportedSiteError, WrappedModelError
+from timestepper.controlled import Controlled, Controllers, End, Stepping, held_still
+from timestepper.controllers.base import in_transform, is_sharded
+from timestepper.errors import MismatchError, NotAttachedError, WrappedModelError
 from timestepper.links import Links
 from timestepper.reparam import Entry
 from timestepper.root import CONTROLLERS, STEPS, root_class
@@ -206,14 +206,8 @@ class Steps(Controlled):
         """The trained parameters that step sizes enter."""
         found, traced = [], torch.jit.is_tracing()  # where sizes are tensors
         for layer, (_, own) in zip(self._layers(root), self._taking(), strict=True):
-            for name, taken in own:
-                raw = reparam.trained(layer, name)
-                if raw is None:
-                    done = "was set to None" if name in layer._parameters else "is computed from other parameters"
-                    raise UnsupportedSiteError(
-                        f"{taken.entry.parameter} {done} since attach (pruned, normalised), which removes its step "
-                        "size; change timestepper.fold(net) instead"
-                    )
+            for _, taken in own:
+                raw = reparam.entered(layer, taken.entry)
                 entry, sizes = taken.entry, taken.end - taken.begin
                 whole = entry.length is None and not traced
                 if whole and raw.shape[entry.dimension] != sizes:  # a kernel would not notice

@@ -12,6 +12,7 @@ from families import FAMILIES
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
@@ -96,6 +97,21 @@ def test_attaching_to_a_compiled_network_is_refused():
     model.compile()
     with pytest.raises(WrappedModelError, match="CifarResNet is compiled; attach first, then compile"):
         timestepper.attach(model)
+    model = plain()
+    model.layer1.forward = torch.compile(model.layer1.forward)
+    with pytest.raises(WrappedModelError, match="layer1 is compiled; attach first, then compile"):
+        timestepper.attach(model)
+
+
+def test_attaching_to_a_network_with_a_patched_part_is_refused():
+    """A copy to look at would run the network's own part, in another precision and unseen."""
+    model = plain()
+    old = model.layer1.forward
+    model.layer1.forward = lambda x: old(x) + 1
+    with pytest.raises(WrappedModelError, match=r"layer1 has a forward of its own, .*; attach first, and patch"):
+        timestepper.attach(model)
+    model.layer1.forward = lambda x: x  # holds nothing
+    timestepper.attach(model)
 
 
 kept: list[object] = []
@@ -110,6 +126,12 @@ def test_attaching_to_a_wrapped_network_is_refused(unused_port):
         fully_shard(model.layer1[0], mesh=init_device_mesh("cpu", (1,)))
         with pytest.raises(WrappedModelError, match=r"layer1\.0 is wrapped in FSDPModule; attach first"):
             timestepper.attach(model)
+        model, net = plain(), small()
+        for norm in (model.layer1[0].bn2, net.layer1[0].bn2):  # as parallelize_module does
+            norm.weight = nn.Parameter(distribute_tensor(norm.weight, init_device_mesh("cpu", (1,)), [Shard(0)]))
+        for use in (lambda: timestepper.attach(model), lambda: net(batch()[0])):
+            with pytest.raises(WrappedModelError, match=r"layer1\.0\.bn2\.weight is split over several processes"):
+                use()
     finally:
         kept.append(dist.group.WORLD)  # the end of one can hang, see engine/distributed.py
         dist.destroy_process_group()

@@ -238,14 +238,18 @@ def test_a_convolution_that_the_controller_reads_and_that_is_pruned_later_is_not
 def test_a_bias_that_is_taken_away_later_is_noticed():
     net = small()
     net.layer1[0].bn2.bias = None
-    with pytest.raises(UnsupportedSiteError, match=r"layer1\.0\.bn2\.bias was set to None since attach"):
-        net(batch()[0])
+    for use in (lambda: net(batch()[0]), lambda: net.layer1(torch.randn(2, 8, 4, 4))):
+        with pytest.raises(UnsupportedSiteError, match=r"layer1\.0\.bn2\.bias was set to None since attach"):
+            use()
 
 
 def test_a_network_whose_weights_are_offloaded_is_told_to_fold_first():
     net = accelerate.cpu_offload(small(), torch.device("cpu"))
     with pytest.raises(WrappedModelError, match=r"conv1\.weight is offloaded .*; offload timestepper\.fold"):
         net(batch()[0])
+    net = accelerate.cpu_offload(plain(), torch.device("cpu"))
+    with pytest.raises(MismatchError, match=r"conv1\.weight is offloaded .*; load the network onto one device"):
+        timestepper.discover(net, batch()[0])
 
 
 def test_a_last_layer_parametrised_later_is_noticed():

@@ -171,6 +171,56 @@ def test_torch_s_wrapper_around_the_stepped_layer_itself(expected):
     assert same(dict(zip(expected, gradients(net).values(), strict=True)), expected)
 
 
+class Scaled(nn.Module):
+    """A block with a scale of its own, which recomputes its branch itself, as others' ConvNeXt with ``with_cp``."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.fc1, self.fc2 = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.scale = nn.Parameter(torch.full((8,), 0.7))
+        self.recomputed: dict | None = None
+
+    def branch(self, x):
+        return self.scale * self.fc2(F.gelu(self.fc1(self.norm(x))))
+
+    def forward(self, x):
+        return x + (self.branch(x) if self.recomputed is None else checkpoint(self.branch, x, **self.recomputed))
+
+
+WAYS_IN = {
+    "the network": lambda net, x: net(x),
+    "a block": lambda net, x: net[1](x),
+    "both": lambda net, x: net(net[0](x)) + net[1](x),
+    "a checkpoint": lambda net, x: checkpoint(net[1], checkpoint(net, x, use_reentrant=False), use_reentrant=False),
+}
+
+
+@pytest.fixture
+def scaled():
+    torch.manual_seed(0)
+    return timestepper.attach(nn.Sequential(Scaled(), Scaled()), example=torch.randn(4, 8))
+
+
+@pytest.mark.parametrize("way", WAYS_IN)
+def test_a_stepped_layer_that_recomputes_its_own_branch(scaled, way):
+    def found() -> dict:
+        scaled.zero_grad()
+        WAYS_IN[way](scaled, torch.linspace(-1, 1, 32).view(4, 8).requires_grad_()).square().sum().backward()
+        return {name: p.grad.clone() for name, p in scaled.named_parameters() if p.grad is not None}
+
+    expected = found()
+    assert "1.scale" in expected
+    for block in scaled:
+        block.recomputed = {"use_reentrant": False}
+    assert same(found(), expected)
+
+
+def test_the_reentrant_form_inside_a_stepped_layer_is_refused_by_name_too(scaled):
+    scaled[1].recomputed = {"use_reentrant": True}
+    with pytest.raises(ActivationCheckpointingError, match="reentrant activation checkpointing"):
+        scaled(torch.randn(4, 8))
+
+
 def test_timm_s_switch():
     net = train(timestepper.attach(FAMILIES["timm resnet18"]())).eval()
     without = gradients(net)

@@ -8,11 +8,11 @@ import timm
 import torch
 from families import FAMILIES, KINDS
 from torch import nn
-from training import batch, bits, plain, same, small, train
+from training import batch, bits, fits_its_fold, plain, same, small, train
 
 import timestepper
 from timestepper.adapters import create_model
-from timestepper.errors import NonFiniteError, NotAttachedError, UnsupportedSiteError
+from timestepper.errors import NonFiniteError, NotAttachedError, UnsupportedSiteError, WrappedModelError
 
 
 def check_fold(model, kind, pixels, classes, tolerance):
@@ -167,3 +167,30 @@ def test_weight_decay_acts_differently_after_folding():
         torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=5.0).step()
     difference = (net(images) - folded(images)).abs().max() / net(images).abs().max()
     assert difference > 1e-3
+
+
+def test_a_fold_runs_no_part_of_the_attached_network():
+    """A function is not copied with the module that it holds: one that torch has made of a forward is left out."""
+    images, _ = batch()
+    net = small().eval()
+    expected = timestepper.fold(net)(images)
+    for part in (net, net.layer1, net.layer2[0].bn2):
+        part.forward = torch.compile(part.forward, backend="eager")
+    folded = timestepper.fold(net)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+    assert torch.equal(folded(images), expected)
+    assert not any("forward" in vars(part) for part in folded.modules())
+
+
+def test_a_patched_part_does_not_fold():
+    net = small().eval()
+    old = net.layer1.forward
+    net.layer1.forward = lambda x: old(x) + 1
+    with pytest.raises(
+        WrappedModelError, match=r"layer1\.forward is a function that holds .*\(del net\.layer1\.forward\)"
+    ):
+        timestepper.fold(net)
+    del net.layer1.forward
+    assert fits_its_fold(net)

@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "training": {"steps"},
     "inspection": {"api", "sites", "steps", "equations", "controlled", "links"},
     "tensors": {"files"},
-    "saving": {"api", "controllers", "sites", "steps", "files", "controlled", "links", "tensors"},
+    "saving": {"api", "controllers", "sites", "steps", "files", "links", "tensors"},
     "integrations": {"api", "links", "reparam", "saving", "steps", "root", "tensors"},
     "stability": {"equations", "api", "sites"},
     "data": {"files"},

@@ -76,6 +76,11 @@ def is_float32(value: float) -> bool:
     return abs(value) <= torch.finfo(torch.float32).max
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """By name: torch.distributed takes long to load."""
+    return type(tensor).__name__ == "DTensor"
+
+
 def he_normal(*shape: int, gain: float = 1.0) -> nn.Parameter:
     """A weight whose last dimension is the fan-in, He et al. (2015); the gain is sqrt(2) in front of a ReLU."""
     return nn.Parameter(torch.randn(*shape) * gain / shape[-1] ** 0.5)

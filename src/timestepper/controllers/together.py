@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from timestepper.controllers import Controller, ControllerSpec, StageShape
+from timestepper.controllers.base import is_sharded
 from timestepper.errors import StepSizeError
 
 
@@ -61,11 +62,6 @@ class Controllers(nn.ModuleDict):
             tensors = (chain(module.parameters(), module.buffers()) for module in (controller, fresh))
             for mine, new in zip(*tensors, strict=True):
                 mine.copy_(_in_shards_of(mine, new.to(mine.device)))
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """By name: torch.distributed takes long to load."""
-    return type(tensor).__name__ == "DTensor"
 
 
 def _in_shards_of(sharded: Tensor, whole: Tensor) -> Tensor:

@@ -67,6 +67,6 @@ def _made_aside(rows: Sequence, device: torch.device) -> Tensor:
 
 def _copied(rows: Sequence, device: torch.device) -> Tensor:
     """As part of the graph that is being recorded, from memory that lives on."""
-    host = torch.tensor(rows, dtype=torch.int64).pin_memory()
+    host = torch.tensor(rows, dtype=torch.int64, device="cpu").pin_memory()
     _captured.append(host)
     return host.to(device, non_blocking=True)

@@ -25,7 +25,8 @@ def calls_of(net: nn.Module, example: Any = None) -> list[Call]:
     Without an example, calls to try one after the other.
     """
     if example is None:
-        return _made(net)
+        with torch.device("cpu"):  # where they are drawn, whatever the user's default is (torch.set_default_device)
+            return _made(net)
     if isinstance(example, Mapping):  # a tokenizer's, too
         example = dict(example)
     example = tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, example)

@@ -101,6 +101,11 @@ def _refuse_without_numbers(net: nn.Module) -> None:
             raise MismatchError(f"{name} has no shape yet; call the network once before its sites are looked for")
         if parameter.is_floating_point() and parameter.element_size() < 2:
             raise MismatchError(f"{name} is {parameter.dtype}, which no step size can enter; attach before quantising")
+        if parameter.is_meta and hasattr(net.get_submodule(name.rpartition(".")[0]), "_hf_hook"):
+            raise MismatchError(
+                f"{name} is offloaded and comes back only when its layer runs (accelerate, device_map=); load the "
+                "network onto one device, and offload timestepper.fold(net)"
+            )
         if parameter.is_meta:
             raise MismatchError(
                 f"{name} is on the meta device, without numbers to prove a site with; load the weights first, or "

@@ -47,7 +47,7 @@ def prove(net: nn.Module, call: Call, candidates: list[Candidate], attach: Attac
     if not candidates:
         return []
     drawing = torch.Generator().manual_seed(1)
-    logits = [torch.randn(c.site.channels, generator=drawing, dtype=torch.float64) for c in candidates]
+    logits = [torch.randn(c.site.channels, generator=drawing, dtype=torch.float64, device="cpu") for c in candidates]
     results: list[float | str] = [0.0] * len(candidates)
     told: set[tuple[str, int]] = set()
     for mode in ("eval", "train"):

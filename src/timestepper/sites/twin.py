@@ -18,6 +18,7 @@ from timestepper.errors import MismatchError, first_line
 
 _OWN = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_HAS_ITS_HOOKS = "_output_capturing_hooks_installed"  # on networks of transformers, which put hooks in once
 
 
 @dataclass(frozen=True)
@@ -74,16 +75,21 @@ def lean_twin(net: nn.Module) -> nn.Module:
     return _copied(net, lambda tensor: tensor.clone(), lambda tensor: tensor)
 
 
-def without_hooks(net: nn.Module) -> dict[int, Any]:
-    """What to tell deepcopy for a copy that calls nobody back: a user's hooks log and collect what is computed.
+def without_hooks(net: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """A copy that calls nobody back: a user's hooks log and collect what is computed.
 
-    They are not even copied, because what they are bound to (a log file, say) may refuse it.
+    They are not even copied, because what they are bound to (a log file, say) may refuse it. Hooks that a network needs
+    itself it puts in again, if it does not know that it had them.
     """
-    return {id(getattr(module, name)): OrderedDict() for module in net.modules() for name in _HOOKS}
+    none: dict[int, Any] = {id(getattr(module, name)): OrderedDict() for module in net.modules() for name in _HOOKS}
+    copied = copy.deepcopy(net, {**none, **(memo or {})})
+    for module in copied.modules():
+        vars(module).pop(_HAS_ITS_HOOKS, None)
+    return copied
 
 
 def _copied(net: nn.Module, plain: Callable[[Tensor], Tensor], parameter: Callable[[Tensor], Tensor]) -> nn.Module:
-    memo = without_hooks(net)
+    memo: dict[int, Any] = {}
     for module in net.modules():
         memo |= {id(value): plain(value.detach()) for value in vars(module).values() if isinstance(value, Tensor)}
         for tensor in module._parameters.values():
@@ -91,7 +97,7 @@ def _copied(net: nn.Module, plain: Callable[[Tensor], Tensor], parameter: Callab
                 memo[id(tensor)] = parameter(tensor)
         memo |= {id(b): plain(b.detach()) for b in module._buffers.values() if b is not None and id(b) not in memo}
     try:
-        return copy.deepcopy(net, memo)
+        return without_hooks(net, memo)
     except Exception as error:  # of a foreign module, which can raise anything
         raise MismatchError(
             f"{type(net).__name__} cannot be copied to look for its sites: {type(error).__name__}: {first_line(error)}"
@@ -105,7 +111,7 @@ def _filled(net: nn.Module) -> nn.Module:
     for tensor in (*net.parameters(), *means):
         if not tensor.is_floating_point() or not tensor.numel() or (tensor != tensor.flatten()[0]).any():
             continue  # it has different numbers already
-        noise = 0.1 * torch.randn(tensor.shape, generator=drawing, dtype=tensor.dtype).to(tensor.device)
+        noise = 0.1 * torch.randn(tensor.shape, generator=drawing, dtype=tensor.dtype, device="cpu").to(tensor.device)
         tensor.add_(noise if not tensor.any() else noise * tensor)
     return net
 

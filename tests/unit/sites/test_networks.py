@@ -168,6 +168,22 @@ def test_a_network_of_transformers_is_attached_and_folded(attach_and_fold):
     attach_and_fold(net, {"input_ids": torch.randint(99, (2, 6))}, "lstm", reduction=2)
 
 
+def test_a_network_that_lives_on_hooks_of_its_own_may_have_run_before():
+    """A segmentation head of transformers gets its features by hooks, which the first call has put in, once."""
+    config = transformers.SegformerConfig(
+        hidden_sizes=[8, 16], depths=[1, 1], num_attention_heads=[1, 2], num_encoder_blocks=2, sr_ratios=[2, 1],
+        patch_sizes=[7, 3], strides=[4, 2], mlp_ratios=[2, 2], decoder_hidden_size=16, image_size=32,
+    )  # fmt: skip
+    net = transformers.SegformerForSemanticSegmentation(config).eval()
+    images = {"pixel_values": torch.randn(1, 3, 32, 32)}
+    with torch.no_grad():
+        before = net(**images).logits
+    timestepper.attach(net, start="identity")
+    with torch.no_grad():
+        assert torch.equal(net(**images).logits, before)
+    assert timestepper.summary(net, (3, 32, 32)).gflops > 0
+
+
 def test_the_adapters_of_the_paper_s_families_win():
     net = timm.create_model("resnet18")
     timestepper.attach(net)  # needs no example and no forward

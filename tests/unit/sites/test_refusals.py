@@ -1,9 +1,11 @@
 """What gets no step size, each with its reason; and bad input, one line each, with nothing left on the network."""
 
 import pytest
+import timm
 import torch
 from timm.layers import EcaModule, StdConv2d
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import timestepper
 from timestepper.errors import MismatchError, NoSitesError, TimestepperError, UnknownNameError
@@ -277,6 +279,29 @@ def test_names_of_sites():
             timestepper.attach(net, example=torch.randn(PIXELS), sites=wrong)
     with pytest.raises(NoSitesError, match="leave no site"):
         timestepper.attach(net, example=torch.randn(PIXELS), sites="0", exclude="0")
+
+
+class OnTheGpu(TorchFunctionMode):
+    """Where torch.set_default_device("cuda") was called, as far as it shows without one."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if kwargs.get("generator") is not None and "device" not in kwargs:
+            raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
+        return func(*args, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["test_vit", "a network of transformers"])
+def test_discovery_draws_on_the_cpu_whatever_the_default_device_is(name):
+    if name == "test_vit":
+        net = timm.create_model(name, img_size=32, patch_size=8, num_classes=5)
+    else:
+        bert = pytest.importorskip("transformers")
+        config = bert.BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+        net = bert.BertModel(config)
+    before = timestepper.discover(net)
+    with OnTheGpu():
+        assert timestepper.discover(net) == before
 
 
 def test_discovery_leaves_weights_buffers_hooks_and_random_numbers_alone():
