@@ -96,7 +96,7 @@ def test_runs_are_measured_on_the_device_beside_the_others(tmp_path):
     assert outcomes(run_sweep(wanted, results=tmp_path / "results")) == ["finished"] * 4
     for run in wanted:
         found = records.read(run.path)
-        assert found["noise"]["error"][0] == [pytest.approx(found["final"]["test"]["error"], abs=0.02)]
+        assert found["noise"]["error"][0][0] == pytest.approx(found["final"]["test"]["error"], abs=0.02)
     assert len(records.load_records(tmp_path / "results")[0]) == 4
 
 
