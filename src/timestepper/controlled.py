@@ -69,7 +69,7 @@ class Read(NamedTuple):
 
 
 class _Here(threading.local):
-    """Of one thread: whether it only looks at step sizes."""
+    """Whether this thread only looks at step sizes."""
 
     looks = False
 
@@ -80,8 +80,8 @@ _here = _Here()
 class Controlled:
     """A network and its controllers, which are its child.
 
-    What is compiled takes the network from its caller and the rest from :meth:`_reads`: the compiler watches each way
-    that it takes to a layer, at every call, and plain constants not at all.
+    Compiled code gets the network as an argument and the rest from :meth:`_reads`, as constants: torch.compile checks
+    every path to a layer again at every call, and constants never.
     """
 
     def __init__(self, root: nn.Module, stepping: Stepping):
@@ -102,7 +102,7 @@ class Controlled:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Look at the first step sizes, which a start is counted from: the branch runs with start * dt / dt0."""
+        """Check the first step sizes. With a start they are kept as dt0: branches run with start * dt / dt0."""
         with held_still(self.root), self.no_autocast(self.root):
             for (stage, controller), read in zip(self.controlled(), self.reads, strict=True):
                 described = self.descriptors(self.root, read, controller)
@@ -154,7 +154,7 @@ class Controlled:
             return found
         whole = self.by_stage(root._modules[CONTROLLERS].dt0)  # type: ignore[union-attr, arg-type]
         first = in_one(whole[stage] for stage in stages)
-        return found / first * self.stepping.start  # exactly the start, as long as found is first
+        return found / first * self.stepping.start  # where found equals first, exactly the start
 
     def _from_controllers(self, root: nn.Module, stages: list[int]) -> Tensor:
         owned = cast(Controllers, root._modules[CONTROLLERS])
@@ -200,7 +200,7 @@ class Controlled:
         return [_outputs_first(self._weight(root, path), averaged) for path, averaged in site]
 
     def _described(self, root: nn.Module, read: Read) -> list[list[Tensor]]:
-        """The same of each site of a stage, which must give as many numbers as the controller was made for."""
+        """What describes each site of a stage; it must be as many numbers as the controller was made for."""
         weights = [self._weights(root, site) for site in read.sites]
         if torch.jit.is_tracing():  # sizes are tensors then
             return weights
@@ -217,7 +217,7 @@ class Controlled:
         """Not get_parameter: a parametrised weight, or that of a LoRA layer, is none."""
         if torch.compiler.is_compiling():
             return attrgetter(f"{path}.weight")(root)
-        siblings, name = self._convs[path]  # in a tenth of the time
+        siblings, name = self._convs[path]  # ten times as fast
         layer = cast(nn.Module, siblings[name])
         weight = layer._parameters.get("weight")
         if weight is None:
@@ -250,10 +250,10 @@ def _outputs_first(weight: Tensor, averaged: tuple[int, ...]) -> Tensor:
 
 @contextmanager
 def held_still(root: nn.Module) -> Iterator[None]:
-    """For who only looks, in eval mode: controllers of a user's may draw or count, in dropout or batch norm.
+    """Read step sizes and change nothing: a user's controller with dropout or batch norm runs in eval mode.
 
-    In this thread alone, for another one may train. And torch's spectral_norm moves its estimate whenever its weight is
-    read.
+    In this thread alone, for another one may train. And torch's spectral_norm, which moves its estimate whenever its
+    weight is read, does not.
     """
     parts = [part for module in root.modules() if isinstance(module, ParametrizationList) for part in module.modules()]
     moving, around = [part for part in parts if part.training], _here.looks
@@ -269,7 +269,7 @@ def held_still(root: nn.Module) -> Iterator[None]:
 
 
 def _in_eval(module: Part) -> Part:
-    """The same parameters and buffers in modules of their own, which are in eval mode."""
+    """A module in eval mode that shares its parameters and buffers with this one."""
     own = object.__new__(type(module))
     own.__dict__.update(vars(module), _parameters={**module._parameters}, training=False)
     own.__dict__["_modules"] = {name: child and _in_eval(child) for name, child in module._modules.items()}

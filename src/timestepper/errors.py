@@ -23,7 +23,7 @@ class UnknownNameError(TimestepperError, ValueError):
 
 
 class NoSitesError(TimestepperError, ValueError):
-    """The model has no residual branch that any adapter knows."""
+    """No residual branch was found in the network."""
 
 
 class UnsupportedSiteError(TimestepperError, ValueError):

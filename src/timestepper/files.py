@@ -97,7 +97,7 @@ def check_readable(path: Path) -> None:
 
 
 def as_path(path: str | os.PathLike) -> Path:
-    """Of a file that a user names."""
+    """The path of a file that a user names."""
     try:
         return Path(path)
     except TypeError:

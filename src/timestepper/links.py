@@ -214,7 +214,7 @@ def refuse_wrapped(model: nn.Module) -> None:
 
 
 def leave_others_forwards(copied: nn.Module) -> None:
-    """Of a copy, that no part runs one of the network that was copied: functions are not copied with what they hold.
+    """No part of a copy may run one of the network that was copied: functions are not copied with what they hold.
 
     One that torch has compiled is the part's own, and dropped.
     """
@@ -254,7 +254,7 @@ def trained_is_expected() -> Iterator[None]:
 
 
 def warn_if_trained(model: nn.Module, controller: ControllerSpec, start: float | None) -> None:
-    """Step sizes of about a half make a trained network compute something else. Its norms' weights no longer agree."""
+    """Step sizes of about a half would change what a trained network computes: one whose norms' weights differ."""
     if start is not None or controller.options.get("value") == 1 or _expected.get():
         return
     better = '"channel(1)"' if controller.controller.own_start else 'start="identity"'
@@ -262,7 +262,7 @@ def warn_if_trained(model: nn.Module, controller: ControllerSpec, start: float |
         if "Norm" not in type(module).__name__:
             continue
         weight = module._parameters.get("weight")
-        if type(weight) is not nn.Parameter or weight.is_meta or weight.dim() != 1:  # matrices begin with chance
+        if type(weight) is not nn.Parameter or weight.is_meta or weight.dim() != 1:  # matrices start random
             continue
         if weight.numel() and bool((weight != weight[0]).any()):
             warnings.warn(

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from timestepper.controllers.base import at_least_float32, in_transform, is_sharded
 from timestepper.errors import MismatchError, UnsupportedSiteError, WrappedModelError
 
-# Bytes. A tensor of its own begins at a multiple of these; a piece of a stack might not, and in which order a matrix
-# product adds up depends on it.
+# Bytes. New tensors begin at a multiple of these, and pieces of a stack may not; in which order a matrix product adds
+# up depends on it.
 _ALIGNED = 256
 USE_FSDP2 = "use FSDP2 (torch.distributed.fsdp.fully_shard; accelerate: fsdp_version 2)"
 
@@ -169,7 +169,7 @@ def entered(layer: nn.Module, entry: Entry) -> Tensor:
 
 
 def refuse_split(parameter: str, tensor: Tensor) -> None:
-    """Of tensor parallelism. FSDP2 gathers a parameter before anything is computed with it."""
+    """Refuse tensor parallelism. FSDP2 gathers a parameter before anything is computed with it."""
     if is_sharded(tensor):
         raise WrappedModelError(
             f"{parameter} is split over several processes where it is computed with (tensor parallelism); split only "

@@ -22,7 +22,7 @@ STEPS = "_timestepper"  # where a network keeps its Steps; no child, no paramete
 
 @functools.cache
 def root_class(original: Any) -> Any:
-    """Of a network whose every forward is a pass of its steps."""
+    """The class of a network whose every forward is a pass of its steps."""
     # Fills root_methods, also for a pickle in a fresh process, which names no other module of ours than this one. No
     # import statement, because that module is built on this one.
     importlib.import_module("timestepper.integrations.pretrained")

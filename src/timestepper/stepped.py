@@ -61,7 +61,7 @@ class _OfThread(threading.local):
 class Slot:
     """Where a layer finds what it is given, in every thread its own: another one may train while this one evaluates.
 
-    It goes along with no copy: a copy has passes of its own.
+    It is not copied with its layer: a copy has passes of its own.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ def make_plain(module: nn.Module) -> None:
     """The layer, reader or container as it was."""
     for name in ("_taken", "_alone", "_slot", "_view"):
         module.__dict__.pop(name, None)
-    module.__class__ = type(module)._original  # type: ignore[attr-defined]  # last: who is interrupted begins again
+    module.__class__ = type(module)._original  # type: ignore[attr-defined]  # last: after Ctrl-C, call it again
 
 
 def is_stepped(module: nn.Module) -> bool:

@@ -26,7 +26,7 @@ from timestepper.stepped import Given, Taken, is_stepped, make_plain, make_reade
 
 
 class _Here(threading.local):
-    """Of one thread."""
+    """What belongs to one thread."""
 
     def __init__(self) -> None:
         self.givens: list[Given] | None = None  # of the pass that it is in
@@ -115,7 +115,7 @@ class Steps(Controlled):
             raise
 
     def _strip(self, modules: list[nn.Module]) -> None:
-        """What is done of attach, undone; twice does no harm."""
+        """Undo what attach did; may be called twice."""
         self.root._modules.pop(CONTROLLERS, None)
         self.root.__dict__.pop(STEPS, None)
         for module in modules:
@@ -274,7 +274,7 @@ def find(module: nn.Module) -> Steps | None:
 
 
 def find_inside(net: object) -> Steps | None:
-    """Those of the network inside DDP, AveragedModel or torch.compile wrappers."""
+    """The steps of the network inside DDP, AveragedModel or torch.compile wrappers."""
     while isinstance(net, nn.Module):
         if (found := find(net)) is not None:
             return found
@@ -283,7 +283,7 @@ def find_inside(net: object) -> Steps | None:
 
 
 def find_steps(net: nn.Module) -> Steps:
-    """The same; an error where there are none."""
+    """The steps of the network inside wrappers; an error where there are none."""
     found = find_inside(net)
     if found is None:
         parts = net.named_modules() if isinstance(net, nn.Module) else ()

@@ -87,7 +87,7 @@ def _training(settings: Settings, variant: str, plain: TrainingStep, least: floa
 
 
 def _inference(settings: Settings, variant: str, plain: Inference) -> dict[str, Any]:
-    """Of the network as it was trained and, where that has step sizes, folded."""
+    """Inference of the network as it was trained and, where that has step sizes, folded."""
     network = settings.build(variant)
     networks = {"inference": network} | ({"folded": timestepper.fold(network)} if is_attached(network) else {})
     row: dict[str, Any] = {}

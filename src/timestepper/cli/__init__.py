@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def _quieter(end: threading.ExceptHookArgs) -> None:
-    """Of a thread that could not write nothing is shown: TensorBoard's tells its owner, and so do we."""
+    """Show nothing of a thread that could not write: TensorBoard's tells its owner, and so do we."""
     if not isinstance(end.exc_value, OSError):
         threading.__excepthook__(end)
 

@@ -16,7 +16,7 @@ def as_json(found: dict[str, Any]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """The same with null for NaN and infinity, which JSON has no words for."""
+    """A value with null for NaN and infinity, which JSON has no words for."""
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}
     if isinstance(value, list):

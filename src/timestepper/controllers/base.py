@@ -34,7 +34,7 @@ class Controller(nn.Module):
     reads_weights = True  # False: the descriptors are not used and need not be computed
     reads_gain = False  # True: it is shown the logarithm of each branch's gain, (L, 1), in place of its weights
     decays = True  # False: its parameters have no weight decay, unless the user asks for it
-    own_start = False  # True: it is told where its step sizes begin, and ``attach(start=…)`` is refused
+    own_start = False  # True: its options say where its step sizes begin, and ``attach(start=…)`` is refused
 
     def __init__(self, shape: StageShape):
         super().__init__()
@@ -44,7 +44,7 @@ class Controller(nn.Module):
     def forward(self, descriptors: Tensor) -> Tensor: ...
 
     def multiply_adds(self) -> int:
-        """Of its matrix products in one training step, whatever the batch."""
+        """What its matrix products cost in one training step, whatever the batch."""
         return 0
 
     def precise(self) -> list[Tensor]:

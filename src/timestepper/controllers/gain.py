@@ -50,7 +50,7 @@ class Gain(Controller):
 
 
 def log_gain(weights: list[Tensor], scale: Tensor | None, norm: bool) -> Tensor:
-    """Of a branch, (1,): how large its output is for an input of size 1.
+    """How large the output of a branch is for an input of size 1, (1,).
 
     ``scale`` is the weight per channel that it ends in, where it does. Behind a norm that is all; otherwise it is what
     its matrices do to the mean square of inputs that have nothing to do with each other, with a ReLU in front of each.

@@ -47,7 +47,7 @@ def resolve(augment: Augment | str) -> Augment:
 
 
 def draw(augment: Augment, samples: int, seed: int, epoch: int) -> Tensor:
-    """Of every sample in data order: the top and left of its crop, and whether it is mirrored, (3, samples).
+    """The top and left of each sample's crop, and whether it is mirrored, in data order, (3, samples).
 
     Drawn on the CPU for the whole epoch, so that every device, world size and first step sees the same numbers.
     """

@@ -5,7 +5,7 @@ import numpy as np
 from timestepper.data.dataset import Dataset, in_memory
 
 MEAN, STD = (0.3058,), (0.3761,)
-"""Of the training half, in [0, 1]."""
+"""Mean and deviation of the training half, in [0, 1]."""
 
 
 def open_digits() -> Dataset:

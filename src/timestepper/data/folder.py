@@ -12,14 +12,14 @@ from timestepper.data.dataset import Dataset, FolderImages
 from timestepper.errors import DataError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of ImageNet, in [0, 1]; used for any image folder, as pretrained networks expect."""
+"""Mean and deviation of ImageNet, in [0, 1]; used for any image folder, as pretrained networks expect."""
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 EXPECTED = "expected train/<class>/<image> and val/<class>/<image>"
 SPLITS = ("train", "val")
 
 Files = dict[str, list[tuple[str, int]]]
-"""Of each class the images below its folder and their sizes, in torchvision's order."""
+"""By class, the images below its folder and their sizes, in torchvision's order."""
 
 
 def open_folder(name: str, root: Path, size: int = 224, resize: int | None = None) -> Dataset:

@@ -67,7 +67,7 @@ class StreamedLoader(Loader):
                 yield self.normalise(pixels.to(self.device, non_blocking=True))
 
     def processes(self) -> Workers:
-        """Those of the epoch before, where they live. Those that only read are needed for a GPU in any case."""
+        """The processes of the epoch before, where they live. Those that only read are needed for a GPU in any case."""
         if self._processes is None or not self._processes.close.alive:
             count, room = (max(self.workers, 1), ROOM) if self._gpu else (self.workers, 0)
             self._processes = Workers(count, self.view, self.local_batch, room)

@@ -80,7 +80,7 @@ class UpdateStep:
         return rows
 
     def _add_gradients(self, images: Tensor, labels: Tensor, share: Tensor) -> Tensor:
-        """Those of a part of the batch; what it contributes to the mean loss, and its hits."""
+        """Add the gradients of a part of the batch; what it contributes to the mean loss, and its hits."""
         with self._runtime.autocast():
             logits = self._runtime.call(self._model, self._inner, images)
         loss = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, label_smoothing=self._label_smoothing)

@@ -33,7 +33,7 @@ def _held(tile, HELD: tl.constexpr):
 
 @triton.jit
 def _rows(first, BLOCK_ROWS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PIXELS: tl.constexpr):
-    """Of rows from ``first`` on: their number, image line, line within the image and first pixel."""
+    """Number, image line, line within the image and first pixel of the rows from ``first`` on."""
     GROUPS: tl.constexpr = (WIDTH + PIXELS - 1) // PIXELS
     row = (first + tl.arange(0, BLOCK_ROWS)).to(tl.uint32)  # unsigned divisions take fewer instructions
     line = row // GROUPS

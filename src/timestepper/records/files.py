@@ -74,7 +74,7 @@ def _key(content: dict[str, Any]) -> str:
 def own_place(folder: Path, content: dict[str, Any]) -> Path:
     """Where a record goes; to a longer name where another recipe, other data or another run of the same have its own.
 
-    Names do not tell all, and which of two results of one run counts is not for the later one to say. Where it has a
+    Two runs can have one name, and a later result must not replace an earlier one. Where it has a
     place already, it keeps it, also when the other one was removed.
     """
     path, own = folder / file_name(content), _key(content)
@@ -86,7 +86,7 @@ def own_place(folder: Path, content: dict[str, Any]) -> Path:
 
 
 def _key_in(path: Path) -> str | None:
-    """That of a record in the results; None where there is none, or one that is worth nothing."""
+    """The key of a record in the results; None where there is none, or one that is worth nothing."""
     try:
         return _key(sound(path, validate.Source(path, RecordError)))
     except (RecordError, KeyError, AttributeError, TypeError):

@@ -65,7 +65,7 @@ def label(name: str, recipe: Mapping[str, Any], seed: int, settings: Mapping[str
 
 
 def versions() -> dict[str, str]:
-    """Of Python and the packages that matter, where they are installed."""
+    """Versions of Python and of the packages that matter, where they are installed."""
     found = {"python": platform.python_version()}
     for package in ("timestepper", "torch", "torchvision", "timm", "numpy"):
         with contextlib.suppress(PackageNotFoundError):  # a source folder on the path is no installation
@@ -89,7 +89,7 @@ def commit() -> str:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    """Of the checkout around the folder, whatever repository the environment names; nothing is written there."""
+    """What git says of the checkout around the folder, whatever repository the environment names; it writes nothing."""
     command = ["git", "--no-optional-locks", *arguments]
     own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=True, timeout=20)

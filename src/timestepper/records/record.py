@@ -49,7 +49,7 @@ class Final:
 
     @property
     def fold(self) -> tuple[float, float] | None:
-        """Of a folded network its error and by how much a logit differs at most."""
+        """The error of the folded network, and by how much a logit of it differs at most."""
         return None if self.folded is None else (self.folded.error, self.fold_difference or 0.0)
 
 

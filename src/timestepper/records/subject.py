@@ -63,7 +63,7 @@ def subject(
     changed: str = "",
     **more: Any,
 ) -> Subject:
-    """The same by a recipe's own names; ``kind`` may have its numbers in it, as ``fixed(0.01)`` has."""
+    """A subject by a recipe's own names; ``kind`` may have its numbers in it, as ``fixed(0.01)`` has."""
     kind, numbers = _parts(kind)
     start = 1.0 if last_norm_init is None else last_norm_init
     ways = tuple((key, way) for key, way in (("network_start", network_start), ("changed", changed)) if way)

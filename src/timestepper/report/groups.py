@@ -62,7 +62,7 @@ class Arm:
     diverged: tuple[int, ...] = ()
 
     def mean(self, of: Measure) -> Estimate | None:
-        """Of a figure, over the runs that have it."""
+        """The mean of a figure over the runs that have it."""
         found = [value for value in map(of, self.runs.values()) if value is not None]
         return mean_of(found) if found else None
 

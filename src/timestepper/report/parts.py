@@ -83,7 +83,7 @@ def _demand(statement: Statement, arms: Sequence[Arm]) -> Demand:
 
 
 def _mean(arms: Sequence[Arm], side: Side | None, measure: Measure, model: str = "") -> Estimate:
-    """Of the runs of a side, on a network where one is named."""
+    """The mean over the runs of a side, on a network where one is named."""
     wanted, model = (side.subject, side.model or model) if side else (None, model)
     fit = (arm for arm in arms if arm.subject == wanted and model in ("", arm.task.model))
     if (arm := next(fit, None)) and (found := arm.mean(measure)):

@@ -83,7 +83,7 @@ class Estimate:
 
 
 def mean_of(values: Iterable[float]) -> Estimate:
-    """Of one sample."""
+    """The mean of one sample."""
     numbers = [float(value) for value in values]
     count = len(numbers)
     if count < 2:
@@ -162,7 +162,7 @@ class Part(NamedTuple):
 
     @property
     def p(self) -> float:
-        """Of what is asked: two-sided against zero; against a margin, as for "equal", one-sided."""
+        """How probable this is by chance: two-sided against zero; one-sided against a margin, as for "equal"."""
         return self.estimate.chance(self.bound, self.above) * (1 if self.bound else 2)
 
     @property
@@ -184,7 +184,7 @@ class Part(NamedTuple):
 
     @property
     def p_equal(self) -> float:
-        """Of lying within what counts as equal."""
+        """How probable it is by chance that it lies within what counts as equal."""
         return max(self.estimate.chance(EQUAL_MARGIN), self.estimate.chance(-EQUAL_MARGIN, above=True))
 
 

@@ -38,7 +38,7 @@ def count_states(found: Sequence[Verdict]) -> str:
 
 
 def _main_tasks(arms: Sequence[Arm], claims: Claims) -> list[list[Arm]]:
-    """Of the tasks with a plain network to compare with, one of the paper's schedule and the one with most runs."""
+    """Two tasks with a plain network to compare with: one of the paper's schedule, and the one with most runs."""
     bundles = [bundle for bundle in by_task(arms).values() if plain_of(bundle) and len(bundle) > 1]
     bundles.sort(key=lambda bundle: -sum(len(arm.runs) for arm in bundle))
     tasks = ((bundle, bundle[0].task) for bundle in bundles)

@@ -21,7 +21,7 @@ class Discovery:
 
     @property
     def share(self) -> float:
-        """Of the residual sums, those that were accepted and proved."""
+        """The share of residual sums that were accepted and proved."""
         accepted = sum(len(stage.sites) for stage in self.stages)
         residual = accepted + sum(sum_.residual for sum_ in self.refused)
         return accepted / residual if residual else 0.0

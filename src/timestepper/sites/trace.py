@@ -53,7 +53,7 @@ class Node:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Of a sum: the same in every run of the network."""
+        """What names a sum, the same in every run of the network."""
         return self.module, self.occurrence
 
     def comes_from(self, other: "Node") -> bool:

@@ -29,7 +29,7 @@ class Call:
     kwargs: dict[str, Any]
 
     def __call__(self, net: nn.Module, dtype: torch.dtype = torch.float64, places: Any = None) -> Any:
-        """The same random numbers in every call; ``places`` says afterwards where it failed."""
+        """Call it with the same random numbers every time; ``places`` says afterwards where it failed."""
         with self.explained(net, places):
             args, kwargs = self.arguments(net, dtype)
             return net(*args, **kwargs)
@@ -138,7 +138,7 @@ def left_alone() -> Iterator[None]:
 
 
 def seed() -> None:
-    """The same dropout in every run. Not by ``torch.manual_seed``, which would also seed GPUs that are used later."""
+    """Make dropout the same in every run. ``torch.manual_seed`` would also seed GPUs that are used later."""
     torch.default_generator.manual_seed(0)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)

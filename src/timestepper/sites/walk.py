@@ -1,6 +1,6 @@
 """From a sum back along its branch to the parameters that can take the step size: the rules of reparam.py, by function.
 
-Functions and not classes decide: whoever computes ``weight * x`` has a per-channel scale, whatever the layer is called.
+Rules go by function, not by class: any layer that computes ``weight * x`` has a per-channel scale, whatever its name.
 What is found here is a candidate, which proof.py proves or refuses.
 """
 
