@@ -95,14 +95,18 @@ FIRST_TABLE = {
     ),
 }
 README_TABLE = {
-    "a CIFAR ResNet with batch norm": "| warm-up {warm-plain}, half start {half-plain} |",
-    "the same, and you want learned step sizes": "| `lstm` {lstm-plain} |",
+    "a CIFAR ResNet with batch norm": "| minus plain: warm-up {warm-plain}, half start {half-plain} |",
+    "the same, and you want learned step sizes": "| minus plain: `lstm` {lstm-plain} |",
     "warm-up, or blocks that start at 0.5": "| `lstm` minus warm-up {lstm-warm}, `lstm` minus half start {lstm-half} |",
-    "the same network on CIFAR-100, 5 seeds of each": "| half start {half100-plain100}, `lstm` {lstm100-plain100} |",
-    "noisy inputs": "`lstm` {noise} |",
-    "a ResNet without norms": "`channel(0.1)` minus Fixup's starting weights alone (3 seeds) {channel-fixup} |",
+    "the same network on CIFAR-100, 5 seeds of each": (
+        "| minus plain: half start {half100-plain100}, `lstm` {lstm100-plain100} |"
+    ),
+    "noisy inputs": "| `lstm` minus plain {noise} |",
+    "a ResNet without norms, 12 seeds |": (
+        "| `channel(0.1)` minus Fixup's starting weights alone (3 seeds) {channel-fixup}."
+    ),
     "a small vision transformer, trained from scratch on CIFAR-10, 8 seeds of each, 7 of `lstm` |": (
-        "| `channel(0.1)` {vit+channel-vit}, `lstm` {vit+lstm-vit} (plain errs at 16.6 %) |"
+        "| minus plain: `channel(0.1)` {vit+channel-vit}, `lstm` {vit+lstm-vit}. Plain errs at 16.6 % |"
     ),
 }
 _VIT = {"model": "timm/vit_tiny_patch16_224", "lr": "0.001", "warmup": "5"}
