@@ -24,7 +24,7 @@ COUNTS = ("parameters_train", "parameters_inference", "gflops_train", "gflops_in
 _PAPER = Source("the paper's schedule", RecordError)
 _SIDES, _OVER = ("low", "high", "on"), (("test_error", "last_stage_mean"), ("over", "on", "direction"))
 # For every check the quantities that it can look at and the keys that it cannot do without.
-_CHECKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+CHECKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "lower": (("test_error", "training_error", "noise_error", "noise_loss", "noise_loss_rise"), _SIDES),
     "similar": (("test_error",), _SIDES),
     "trend": _OVER,
@@ -164,7 +164,7 @@ class Statement:
 
     id: str
     text: str
-    check: str = limited(choices=tuple(_CHECKS))
+    check: str = limited(choices=tuple(CHECKS))
     quantity: str = ""
     words: str = ""
     low: Side | None = None
@@ -261,7 +261,7 @@ def read_claim(path: Path) -> Claim:
 
 def _mistakes(statement: Statement) -> Iterator[str]:
     """What does not go together."""
-    quantities, needed = _CHECKS[statement.check]
+    quantities, needed = CHECKS[statement.check]
     if statement.quantity not in quantities:
         yield f"quantity {statement.quantity!r} is not known; allowed are {', '.join(quantities)}"
     if statement.check in ("trend", "keeps") and statement.group is None:

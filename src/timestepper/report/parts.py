@@ -53,7 +53,8 @@ def _demand(statement: Statement, arms: Sequence[Arm]) -> Demand:
     match statement.check:
         case "lower":
             found = ((at, _apart(statement, arms, measure)) for at, measure in _measures(statement))
-            return Demand([Part(apart, "difference", at=at) for at, apart in found])
+            points = "error" in statement.quantity
+            return Demand([Part(apart, "difference", at=at, points=points) for at, apart in found])
         case "similar":  # more than "no difference seen": it must not be large to either side
             apart = _apart(statement, arms, quantities.test_error)
             parts = [Part(apart, "difference", side * EQUAL_MARGIN, above=side < 0) for side in (1, -1)]
@@ -163,8 +164,8 @@ def _ranks(statement: Statement, arms: Sequence[Arm]) -> Demand:
         pairs = (
             (arm.mean(quantities.log_bound), arm.mean(partial(quantities.noise_rise, level=level))) for arm in arms
         )
-        several = ((bound, risen) for bound, risen in pairs if bound and risen and min(risen.counts) >= FEWEST)
-        points = [(bound.mean, risen.mean) for bound, risen in several]
+        both = ((bound, risen) for bound, risen in pairs if bound and risen)
+        points = [(b.mean, risen.mean) for b, risen in both if min(*b.counts, *risen.counts) >= FEWEST]
         if len(points) < FEWEST_KINDS:
             raise _NotRunError
         found = rank_correlation(*zip(*points, strict=True))

@@ -4,7 +4,7 @@ import math
 from itertools import accumulate
 from statistics import linear_regression
 
-from timestepper.records.record import Record
+from timestepper.records.record import NOISE_LEVELS, Record
 
 Curve = list[tuple[float, float]]
 
@@ -51,16 +51,15 @@ def at_noise(record: Record, what: str, level: float) -> float | None:
     return next((value for found, value in noise_curve(record, what) if math.isclose(found, level)), None)
 
 
-def noise_rise(record: Record, level: float) -> float | None:
-    """Error at a noise level minus the error without noise."""
-    noisy, clean = at_noise(record, "error", level), at_noise(record, "error", 0.0)
+def noise_rise(record: Record, level: float, what: str = "error") -> float | None:
+    """Error (or loss) at a noise level minus that without noise."""
+    noisy, clean = at_noise(record, what, level), at_noise(record, what, 0.0)
     return None if noisy is None or clean is None else noisy - clean
 
 
 def noise_loss_rise(record: Record) -> float | None:
     """Loss at the strongest noise minus the loss without."""
-    curve = sorted(noise_curve(record, "loss"))
-    return curve[-1][1] - curve[0][1] if len(curve) > 1 and curve[0][0] == 0 else None
+    return noise_rise(record, NOISE_LEVELS[-1], "loss")
 
 
 def steps_by_stage(record: Record) -> list[list[float]]:

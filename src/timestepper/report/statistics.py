@@ -151,6 +151,7 @@ class Part(NamedTuple):
     """One thing that a statement asks for: that an estimate lies below (or above) a bound; ``at`` says which one.
 
     A ``veto`` need not be certain: it keeps a statement from being supported where the estimate itself says no.
+    ``points`` tells a difference of errors.
     """
 
     estimate: Estimate
@@ -159,6 +160,7 @@ class Part(NamedTuple):
     above: bool = False
     at: str = ""
     veto: bool = False
+    points: bool = False
 
     @property
     def p(self) -> float:
@@ -170,7 +172,7 @@ class Part(NamedTuple):
         """For certain: against zero with the 95% interval, against a margin with the 90% one."""
         if self.veto:
             return self.estimate.mean > self.bound if self.above else self.estimate.mean < self.bound
-        return self.p <= 1 - CONFIDENCE
+        return self.clear and self.p <= 1 - CONFIDENCE
 
     @property
     def enough(self) -> bool:
@@ -178,9 +180,12 @@ class Part(NamedTuple):
         return min(self.estimate.counts) >= FEWEST and self.estimate.known
 
     @property
-    def touches_zero(self) -> bool:
-        """Whether an end of its interval is 0.00 in print: so near the edge that another test may say the opposite."""
-        return any(round(end, 2) == 0 for end in self.estimate.interval())
+    def clear(self) -> bool:
+        """Whether it can be certain: not where an interval in points, which has two digits in print, ends at 0.00.
+
+        That is so near the edge that another test may say the opposite.
+        """
+        return self.enough and not (self.points and any(round(end, 2) == 0 for end in self.estimate.interval()))
 
     @property
     def p_equal(self) -> float:
@@ -190,28 +195,26 @@ class Part(NamedTuple):
 
 def refuted(parts: Sequence[Part]) -> list[bool]:
     """Which parts certainly do not hold, corrected for their number."""
-    return [p <= 1 - CONFIDENCE for p in _against(parts)]
+    return [part.clear and p <= 1 - CONFIDENCE for part, p in zip(parts, _against(parts), strict=True)]
 
 
 def _against(parts: Sequence[Part]) -> list[float]:
     return holm([2 * part.estimate.chance(part.bound, not part.above) for part in parts])
 
 
-def decide(parts: Sequence[Part], points: bool = False) -> str:
-    """The state of a statement that asks for all of its parts; with ``points`` they are differences in points.
+def decide(parts: Sequence[Part]) -> str:
+    """The state of a statement that asks for all of its parts.
 
     *Supported* needs every part for certain: no correction, since a false verdict needs them all. *Contradicted* needs
-    one that certainly does not hold, and there the number of parts counts. Points are printed with two digits, and an
-    interval that ends at 0.00 neither supports nor contradicts.
+    one that certainly does not hold, and there the number of parts counts.
     """
     if not all(part.enough for part in parts):
         return OPEN
-    clear = [not (points and part.touches_zero) for part in parts]
-    if all(part.holds and sure for part, sure in zip(parts, clear, strict=True)):
+    if all(part.holds for part in parts):
         return SUPPORTED
-    if any(no and sure for no, sure in zip(refuted(parts), clear, strict=True)):
+    if any(refuted(parts)):
         return CONTRADICTED
-    return EQUAL if points and all(part.p_equal <= 1 - CONFIDENCE for part in parts) else OPEN
+    return EQUAL if all(part.points and part.p_equal <= 1 - CONFIDENCE for part in parts) else OPEN
 
 
 def p_of(state: str, parts: Sequence[Part]) -> float | None:

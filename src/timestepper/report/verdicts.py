@@ -121,7 +121,8 @@ def _settings(statement: Statement, places: Sequence[Place], arms: Sequence[Arm]
     """Where a statement was looked at; only runs under the same conditions are compared."""
     across = statement.check in ACROSS_MODELS or bool(statement.low and statement.low.model)
     for place in places:
-        here = [arm.since(place.first_seed) for arm in arms if _is_at(arm.task, place, statement)]
+        fresh = (arm.since(place.first_seed) for arm in arms if _is_at(arm.task, place, statement))
+        here = [arm for arm in fresh if arm.runs or arm.diverged]
         labels = condition_labels(arm.task for arm in here)
         bundles: dict[Task, list[Arm]] = {}
         for arm in here:
@@ -177,11 +178,12 @@ def _pool(blank: Verdict, settings: Sequence[Demand]) -> list[Verdict]:
             same.setdefault(setting.conditions, []).append(setting)
     bundles = sorted(same.values(), key=lambda bundle: (len(bundle), sum(map(_seeds, bundle))))
     each = [_together(blank, bundle) for bundle in bundles]
-    others = [pair for pair in zip(found, settings, strict=True) if pair[1] not in whole and pair[1].unlike <= nearest]
-    against = [verdict for verdict, _ in others if verdict.state == CONTRADICTED]  # by some depths, without the others
+    some = (v for v, s in zip(found, settings, strict=True) if s not in whole and s.unlike <= nearest)
+    against = [verdict for verdict in some if verdict.state == CONTRADICTED]  # by some depths, without the others
     single = [_verdict(blank, setting).state for bundle in bundles for setting in bundle]
     main = _agreed(each[-1], [*each, *against], [_mean(bundle).parts for bundle in bundles], single)
-    if lost := [setting for _, setting in others if setting.lost]:  # the mean would be that of the settings it suits
+    apart = (setting for setting in settings if setting not in bundles[-1] and setting.unlike <= nearest)
+    if lost := [setting for setting in apart if setting.lost]:  # the mean would be that of the settings it suits
         told = "; ".join(f"{wording.diverged(setting.lost)} at {setting.where}" for setting in lost)
         main = replace(main, state=OPEN, detail=f"{main.detail}; {told}")
     return [*(verdict for verdict in found if verdict != main), main]
@@ -249,13 +251,12 @@ def _verdict(blank: Verdict, asked: Demand) -> Verdict:
     if not asked.parts:
         detail = f"{wording.diverged(asked.lost)}, too few are left"
         return replace(blank, state=OPEN, detail=detail, where=asked.where, short=asked.short)
-    state = decide(asked.parts, points=statement.check == "lower" and "error" in statement.quantity)
-    parts = asked.parts
+    state, parts = decide(asked.parts), asked.parts
     if asked.partial:
         # Some depths can contradict what is said of each or of any two of them, but not a slope over all.
         parts = [part for part in parts if part.at]
         state = CONTRADICTED if parts and decide(parts) == CONTRADICTED else NOT_RUN
-    if state != NOT_RUN and (asked.rough or asked.lost):
+    if asked.lost or (asked.rough and state != NOT_RUN):
         state = OPEN  # a mean without the runs that failed is too kind
     detail = wording.detail(asked, statement, EQUAL_CONFIDENCE if state == EQUAL else CONFIDENCE)
     if asked.partial:

@@ -13,7 +13,7 @@ def detail(asked: Demand, statement: Statement, confidence: float) -> str:
     many = [part for part in asked.parts if part.at and not part.veto]
     if statement.check == "similar":
         lead = lead[:1]
-    told = [_part(part, statement, confidence) for part in lead]
+    told, shown = [_part(part, statement, confidence) for part in lead], lead[:1]
     against = [part.at for part, no in zip(asked.parts, refuted(asked.parts), strict=True) if no and part.at]
     if many:
         told.append(f"holds for certain at {sum(part.holds for part in many)} of {len(many)}")
@@ -21,7 +21,8 @@ def detail(asked: Demand, statement: Statement, confidence: float) -> str:
     if many:
         weakest = max(many, key=lambda part: part.estimate.chance(part.bound, part.above))
         told.append(f"weakest at {weakest.at}: {_part(weakest, statement, confidence)}")
-    text = f"{'; '.join(told)}, {asked.parts[0].estimate.seeds(len(statement.sides))}"
+        shown = shown or [weakest]
+    text = f"{'; '.join(told)}, {shown[0].estimate.seeds(len(statement.sides))}"
     if statement.check == "ranks":
         text = "; ".join(told)
     if asked.lost:

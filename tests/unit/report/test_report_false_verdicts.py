@@ -12,7 +12,7 @@ from made import DIGITS, LSTM, PLACE, asked_together, ended, noisy, statement, s
 from scipy.stats import binom
 
 from timestepper.records.subject import subject
-from timestepper.report.claims import Place
+from timestepper.report.claims import CHECKS, Place
 from timestepper.report.statistics import CONTRADICTED, EQUAL, NOT_RUN, OPEN, SUPPORTED
 
 STUDIES = 2000
@@ -75,6 +75,12 @@ def two_settings(effects, seeds=(9, 3), scatter=0.2, asked=LOWER):
     return make
 
 
+def nine_and_three(rng):
+    """Nine seeds of each at one schedule; three at the other, where one arm hardly scatters."""
+    scatter = {("lstm", 9): 0.2, ("plain", 9): 0.2, ("lstm", 3): 0.01, ("plain", 3): 0.4}
+    return LOWER, *(ended(s, rng.normal(7, each, n), task(epochs=n)) for (s, n), each in scatter.items())
+
+
 def both_places(rng):
     asked = replace(LOWER, on=(PLACE, Place("cifar10", "cifar/resnet8")))
     places = (task(), task(data="cifar10"))
@@ -107,11 +113,8 @@ def over_depth(check, errors=(7, 7, 7, 7), gap=False, seeds=3, scatter=0.3, **ke
 
     def make(rng):
         arms = ("lstm", "plain") if gap or check == "most" else ("lstm",)
-        found = [
-            ended(subject, rng.normal(error, scatter, seeds), task(model))
-            for model, error in zip(DEPTHS, errors, strict=True)
-            for subject in arms
-        ]
+        places = zip(DEPTHS, errors, *(np.broadcast_to(each, 4) for each in (scatter, seeds)), strict=True)
+        found = [ended(subject, rng.normal(*luck), task(model)) for model, *luck in places for subject in arms]
         return asked, *found
 
     return make
@@ -224,6 +227,12 @@ def test_where_there_is_no_effect_one_verdict_in_twenty_at_most_says_so(name):
     assert count(make, *DECIDED) <= FALSE
 
 
+@pytest.mark.parametrize("make", [nine_and_three, over_depth("trend", scatter=(0.2,) * 3 + (0.5,), seeds=(9, 9, 9, 3))])
+def test_the_worst_cases_that_are_known_have_a_little_more(make):
+    """A mean and a slope of which a part has few seeds and scatters, so that it counts the most."""
+    assert count(make, *DECIDED) / STUDIES == pytest.approx(0.06, abs=0.02)
+
+
 @pytest.mark.parametrize(("kinds", "share"), [((14, 7, 2), 0.375), ((10, 4), 0.21)])
 def test_over_several_architectures_or_schedules_a_bound_would_be_judged_by_them(kinds, share):
     """Which is why kinds are ranked within one: a few architectures that differ are not many kinds."""
@@ -244,30 +253,36 @@ def test_outliers_on_one_side_cost_the_other_arm_more_than_the_promise(seeds, sh
     assert count(make, CONTRADICTED) / STUDIES == pytest.approx(share, abs=0.025)
 
 
-@pytest.mark.parametrize(
-    ("name", "make", "state"),
-    [
-        ("equal where 0.3 points are between them", two_arms((9, 9), effect=0.3), EQUAL),
-        ("equal, and the other way round", two_arms((9, 9), effect=-0.3), EQUAL),
-        ("alike", two_arms((9, 9), effect=0.3, asked=statement("similar")), SUPPORTED),
-        ("not alike", two_arms((9, 9), effect=0.3, asked=statement("similar")), CONTRADICTED),
-        ("keeps falling, but for the last depth", over_depth("keeps", (9, 8, 7, 7.3), seeds=9), SUPPORTED),
-        ("does not keep falling", over_depth("keeps", (7.9, 7.6, 7.3, 7.3), seeds=9), CONTRADICTED),
-        ("equal, on either edge", two_settings((-0.3, 0.3)), EQUAL),
-        ("equal, one outside", two_settings((-0.35, 0.1)), EQUAL),
-        ("equal, the one with few seeds outside", two_settings((0.1, -0.35)), EQUAL),
-        ("equal, one on the edge", two_settings((-0.3, 0.0), (9, 9)), EQUAL),
-        ("alike, one on the edge", two_settings((-0.3, 0.0), (9, 9), asked=statement("similar")), SUPPORTED),
-        ("near at one of two schedules", steps_from(0.05, 0.03), SUPPORTED),
-        ("some depths", some_depths((7.9, 7.6, 7.6)), CONTRADICTED),
-        ("near", steps_from(0.05), SUPPORTED),
-        ("not near", steps_from(0.05), CONTRADICTED),
-        ("grows in every block", falling_back, SUPPORTED),
-        ("a gap where the controller is behind", over_depth("trend", (9, 8, 7, 7), gap=True, seeds=9), SUPPORTED),
-    ],
+EDGES = (
+    ("equal where 0.3 points are between them", two_arms((9, 9), effect=0.3), EQUAL),
+    ("equal, and the other way round", two_arms((9, 9), effect=-0.3), EQUAL),
+    ("alike", two_arms((9, 9), effect=0.3, asked=statement("similar")), SUPPORTED),
+    ("not alike", two_arms((9, 9), effect=0.3, asked=statement("similar")), CONTRADICTED),
+    ("keeps falling, but for the last depth", over_depth("keeps", (9, 8, 7, 7.3), seeds=9), SUPPORTED),
+    ("does not keep falling", over_depth("keeps", (7.9, 7.6, 7.3, 7.3), seeds=9), CONTRADICTED),
+    ("equal, on either edge", two_settings((-0.3, 0.3)), EQUAL),
+    ("equal, one outside", two_settings((-0.35, 0.1)), EQUAL),
+    ("equal, the one with few seeds outside", two_settings((0.1, -0.35)), EQUAL),
+    ("equal, one on the edge", two_settings((-0.3, 0.0), (9, 9)), EQUAL),
+    ("alike, one on the edge", two_settings((-0.3, 0.0), (9, 9), asked=statement("similar")), SUPPORTED),
+    ("near at one of two schedules", steps_from(0.05, 0.03), SUPPORTED),
+    ("some depths", some_depths((7.9, 7.6, 7.6)), CONTRADICTED),
+    ("near", steps_from(0.05), SUPPORTED),
+    ("not near", steps_from(0.05), CONTRADICTED),
+    ("grows in every block", falling_back, SUPPORTED),
+    ("a gap where the controller is behind", over_depth("trend", (9, 8, 7, 7), gap=True, seeds=9), SUPPORTED),
 )
+
+
+@pytest.mark.parametrize(("name", "make", "state"), EDGES)
 def test_on_the_edge_of_a_margin_too(name, make, state):
     assert count(make, state) <= FALSE, name
+
+
+def test_no_check_that_chance_has_a_part_in_is_left_out():
+    rng = np.random.default_rng(0)
+    made = {make(rng)[0].check for make in (*NO_EFFECT.values(), *(make for _, make, _ in EDGES))}
+    assert made == set(CHECKS) - {"stable", "unstable", "fewer_steps", "settled"}
 
 
 @pytest.mark.parametrize(

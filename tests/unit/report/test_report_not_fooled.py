@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from made import DIGITS, LSTM, ended, statement, stepped, task, verdict, verdicts
+from made import DIGITS, LSTM, ended, noisy, statement, stepped, task, verdict, verdicts
 
 from timestepper.recipe.load import load
 from timestepper.records.subject import subject
@@ -50,6 +50,31 @@ def test_three_survivors_of_a_hundred_decide_nothing_and_are_shown(asked):
     assert found.detail.startswith(f"of the runs that ended: difference {MINUS}0.50 points [")
     assert found.detail.endswith("3 and 5 seeds; 97 runs diverged")
     assert judged(twice, replace(few, diverged=()), arm("channel(0.1)", 8.5, 5, **place)).state == SUPPORTED
+
+
+def test_what_diverged_has_nothing_beside_it_where_the_other_side_has_old_seeds_only(asked):
+    place = {"model": "cifar/nf_resnet56", "optimiser_lr": "0.2"}
+    fresh = arm("gain", 8.0, diverged=(13,), first=10, **place)
+    assert judged(asked["ours-gain-no-norms-twice"], fresh, arm("channel(0.1)", 8.5, **place)).state == NOT_RUN
+
+
+@pytest.mark.parametrize("left", [2, 3])
+def test_runs_that_diverged_in_another_precision_are_not_hidden_by_those_that_ended(left):
+    place = replace(LOWER, on=(Place("cifar10", "cifar/resnet56"),))
+    bf16, tf32 = ({"runtime_precision": f'"{kind}"'} for kind in ("bf16", "tf32"))
+    arms = [arm("lstm", 6.0, 5, **bf16), arm("plain", 7.0, 5, **bf16), arm("plain", 7.0, **tf32)]
+    ended_ones = arm("lstm", 6.0, left, **tf32)
+    assert judged(place, *arms, ended_ones).state == SUPPORTED
+    found = judged(place, *arms, replace(ended_ones, diverged=(5, 6, 7, 8)))
+    assert (found.state, "; 4 runs diverged at " in found.detail) == (OPEN, True)
+
+
+def test_a_depth_of_which_all_runs_diverged_is_not_called_not_run():
+    keeps = statement("keeps", group=LSTM, over=DEPTHS, on=(DIGITS,), direction="falling")
+    *most, deepest = at_depths(9, 8, 7, 6)
+    assert verdict(keeps, *most).state == NOT_RUN
+    found = verdict(keeps, *most, replace(deepest, runs={}, diverged=(0, 1, 2)))
+    assert (found.state, "; 3 runs diverged; depth 8, 14, 20 (3 of 4 depths)" in found.detail) == (OPEN, True)
 
 
 # -- settings that disagree --------------------------------------------------------------------------------------------
@@ -214,6 +239,28 @@ def test_seeds_are_told_arm_by_arm_and_equal_with_the_interval_that_decides():
         ended(k, [e + s for s in SCATTER[:n]], task(epochs=n)) for k, e in (("lstm", 6), ("plain", 7)) for n in (3, 5)
     ]
     assert verdict(LOWER, *many).detail.endswith("], 3 to 5 seeds each; mean of 2 settings")
+
+
+def test_what_cannot_be_decided_is_not_called_certain_in_the_words_either():
+    """Two seeds that hardly differ; and five of which the interval ends at 0.00 without noise."""
+    noise = statement("lower", "noise_error", noise=(0.0, 1.0))
+    found = verdict(noise, noisy("lstm", (5, 20), (5.01, 20.01)), noisy("plain", (9, 10), (9.01, 10.01)))
+    assert (found.state, found.detail.startswith("holds for certain at 0 of 2; weakest at")) == (OPEN, True)
+    lstm, plain = [29.10, 30.08, 29.52, 29.55, 29.64], [30.77, 29.50, 30.54, 29.97, 30.34]
+    found = verdict(noise, noisy("lstm", *((e, e) for e in lstm)), noisy("plain", *((e, 60 + e) for e in plain)))
+    assert (found.state, ", 0.00]" in found.detail) == (OPEN, True)
+    assert found.detail.startswith("holds for certain at 1 of 2; weakest at noise 0")
+    found = verdict(noise, noisy("lstm", *((e, e) for e in plain)), noisy("plain", *((e, 60 + e) for e in lstm)))
+    assert (found.state, "certainly not" in found.detail) == (OPEN, False)
+
+
+def test_the_seeds_that_are_told_are_those_of_the_numbers_beside_them():
+    noise = statement("lower", "noise_error", noise=(0.0, 1.0))
+    lstm = noisy("lstm", *((5 + s, 20 + s) for s in SCATTER))
+    without_noise = noisy("lstm", *((5 + s,) for s in SCATTER[:2]), levels=(0.0,)).runs
+    some = replace(lstm, runs={**lstm.runs, **without_noise})
+    found = verdict(noise, some, noisy("plain", *((9 + s, 20.5 + s) for s in SCATTER)))
+    assert found.detail.endswith("], 3 and 5 seeds")  # at noise 1
 
 
 def test_one_seed_is_told_with_its_arm():

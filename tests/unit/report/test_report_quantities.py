@@ -40,6 +40,8 @@ def test_noise_is_averaged_over_draws_and_looked_up_by_its_level(records):
     assert quantities.noise_loss_rise(replace(record, noise=None)) is None
     without_clean = replace(noise, levels=(1.0, 0.1, 0.3))
     assert quantities.noise_loss_rise(replace(record, noise=without_clean)) is None
+    weak_only = replace(noise, levels=(0.9, 0.0, 0.3))  # its rise is less, and no sign of robustness
+    assert quantities.noise_loss_rise(replace(record, noise=weak_only)) is None
 
 
 def test_step_sizes_are_means_over_channels_by_stage_and_block(records):

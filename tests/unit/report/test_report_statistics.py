@@ -103,7 +103,7 @@ def test_many_statements_together_need_less_than_with_holm_and_more_than_alone()
 
 
 def lies(mean, **keys):
-    return Part(Estimate(mean, (3, 3), 0.1, 4), "difference", **keys)
+    return Part(Estimate(mean, (3, 3), 0.1, 4), "difference", points=True, **keys)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def lies(mean, **keys):
     ],
 )
 def test_a_state_has_the_p_that_it_was_decided_by(parts, state, p):
-    assert decide(parts, points=True) == state
+    assert decide(parts) == state
     assert p_of(state, parts) == (p and pytest.approx(p))
     assert p is None or p <= 0.05
 

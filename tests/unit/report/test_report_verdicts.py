@@ -375,6 +375,10 @@ def test_a_bound_explains_robustness_if_it_orders_the_networks():
     assert verdict(ranks, *bounded(range(7))).state == NOT_RUN
     few = [replace(each, runs=dict(list(each.runs.items())[:2])) for each in bounded(range(10))]
     assert verdict(ranks, *few[:3], *bounded(range(10))[3:]).state == NOT_RUN  # seven kinds have seeds enough
+    groups = bounded(range(10))
+    for each in groups[:3]:
+        each.runs[0].stability = None
+    assert verdict(ranks, *groups).state == NOT_RUN
 
 
 # -- among all statements ---------------------------------------------------------------------------------------------
