@@ -1,7 +1,7 @@
 """How far do step sizes alone carry a trained network to a new task? From CIFAR-100 to CIFAR-10, beside the usual ways.
 
-    timestepper sweep paper/cifar100 controller.kind=none data.batch_size=128 run.epochs=40 --seeds 0-2 --out runs/base
-    python benchmarks/finetune.py runs/base/* --json finetune.json
+    timestepper sweep paper/cifar100 data.root=DATA controller.kind=none data.batch_size=128 run.epochs=40 --seeds 0-2
+    python benchmarks/finetune.py runs/paper/cifar100/*/seed? --root DATA --json finetune.json
 
 Each RUN is a plain network that our engine trained. It gets a new head, the linear discriminant of its features (closed
 form, so that a head that is not trained is still one), and is tuned in each of the ways of WAYS, all with Adam, cosine
