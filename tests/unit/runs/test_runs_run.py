@@ -228,6 +228,17 @@ def test_a_measurement_that_is_no_number_leaves_the_record_as_it_was(run, tmp_pa
     assert (record.noise, problems) == (None, [])
 
 
+@pytest.mark.parametrize("loss", ["gone", "damaged"])
+def test_only_the_weights_of_a_run_s_end_are_measured(run, tmp_path, loss):
+    """Those of its beginning would stand in its record as the trained network's."""
+    first, last = sorted((run / "checkpoints").iterdir())
+    last.unlink() if loss == "gone" else last.write_bytes(last.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=f"{first.name} is of epoch 1, .* ended with epoch 2: .* put its last"):
+        complete(run, tmp_path / "results", ["noise"])
+    ((record,), problems) = records.load_records(tmp_path / "results")
+    assert (record.noise, problems) == (None, [])
+
+
 def test_a_measurement_that_cannot_be_made_does_not_cost_the_one_before_it(run, tmp_path, monkeypatch):
     def refuse(*_):
         raise StabilityError("there is no bound")
