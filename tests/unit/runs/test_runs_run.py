@@ -165,23 +165,26 @@ def test_the_commit_of_changed_files_has_a_plus(tmp_path, monkeypatch):
         command = ["git", "-c", "user.name=x", "-c", "user.email=x@y", *arguments]
         return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
 
+    def commit():
+        return making.commit.__wrapped__()  # as a new process finds it
+
     monkeypatch.setattr(making, "__file__", str(tmp_path / "record.py"))
     monkeypatch.setenv("TIMESTEPPER_COMMIT", "from outside")
-    assert records.commit() == "from outside"
+    assert commit() == "from outside"
     (tmp_path / "record.py").write_text("1")
     git("init")
     git("add", ".")
     git("commit", "-m", "first")
-    assert records.commit() == git("rev-parse", "HEAD")
+    assert commit() == git("rev-parse", "HEAD")
     (tmp_path / "record.py").write_text("2")
-    assert records.commit() == git("rev-parse", "HEAD") + "+"
+    assert commit() == git("rev-parse", "HEAD") + "+"
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "none"))  # as a hook of another repository has it
-    assert len(records.commit()) == 41
+    assert len(commit()) == 41
     monkeypatch.delenv("GIT_DIR")
     (tmp_path / "installed").mkdir()
     (tmp_path / "installed" / "record.py").write_text("1")  # in an environment inside somebody's checkout
     monkeypatch.setattr(making, "__file__", str(tmp_path / "installed" / "record.py"))
-    assert records.commit() == "from outside"
+    assert commit() == "from outside"
 
 
 def test_the_record_is_read_by_the_report(finished):
@@ -279,6 +282,29 @@ def test_a_record_names_every_commit_that_had_a_part_in_it(run, monkeypatch):
     call("train", "smoke/digits-lstm", *TINY, "run.epochs=3", "--run-dir", run, "--override")
     made = records.read(run)
     assert (made["commit"], made["commits"]) == ("another", {first: 10, "another": 15})
+
+
+def test_what_was_computed_is_of_the_commit_that_the_process_began_with(monkeypatch):
+    first = records.commit()
+    monkeypatch.setattr(making, "_git", lambda *_: "a later one")
+    assert records.commit() == first
+
+
+def test_a_record_does_not_say_of_updates_whose_times_were_lost_that_they_were_of_this_commit(run):
+    (run / "timing.jsonl").unlink()
+    call("train", "smoke/digits-lstm", *TINY, "run.epochs=3", "--run-dir", run, "--override")
+    assert records.read(run)["commits"] == {"unknown": 10, records.commit(): 15}
+
+
+def test_a_record_names_every_device_and_no_time_of_a_gpu_where_there_were_several(run):
+    made = records.read(run)
+    facts = {"name": "x", "epochs": made["epochs"], "device": "NVIDIA H200", "world": 1}
+    times = [{"step": 5, "seconds": 60.0, "sharing": 6, "device": made["device"]}]
+    times += [{"step": 10, "seconds": 10.0, "sharing": 2, "device": "NVIDIA H200"}]
+    first, second = (records.make(as_dict(load("smoke/digits-lstm", TINY)), times=times[n:], **facts) for n in (0, 1))
+    assert (first["device"], "gpu_seconds" in first) == (f"{made['device']}, then NVIDIA H200", False)
+    assert (second["device"], second["gpu_seconds"]) == ("NVIDIA H200", 5.0)
+    assert json.loads((run / "timing.jsonl").read_text().splitlines()[0])["device"] == made["device"]
 
 
 def test_a_record_says_which_part_of_a_gpu_s_time_was_its_own(run):
