@@ -200,12 +200,14 @@ def _train(runs: "list[Run]", chosen: "list[Run]", jobs: int, processes: int | N
         return 0
     signals = Signals().install()
     try:
-        from timestepper.sweeps import one_gpu, several_gpus
+        from timestepper.sweeps import several_gpus
 
         shares = several_gpus.shares(chosen, processes)
         if len(shares) > 1:
             arguments = sys.argv[sys.argv.index("sweep") + 1 :]
             return several_gpus.spread(arguments, [[runs.index(run) for run in share] for share in shares], signals)
+        from timestepper.sweeps import one_gpu
+
         debug, plain = "--debug" in sys.argv, parent is not None
         return one_gpu.bring_to_end(chosen, signals, jobs=jobs, debug=debug, parent=parent, plain=plain)
     finally:

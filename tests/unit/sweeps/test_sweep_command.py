@@ -1,6 +1,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from processes import command_in, run
@@ -115,3 +117,9 @@ def test_damaged_records_are_told_on_stderr_and_trained_again(tmp_path, capsys):
     assert told.out == ""
     assert told.err.startswith("warning: ")
     assert "damaged.json" in told.err
+
+
+def test_the_process_that_only_starts_others_waits_for_no_compiler():
+    """It takes more than a second to load, and each of the others has to do that too."""
+    program = "import sys, timestepper.sweeps.several_gpus; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
