@@ -86,8 +86,6 @@ def sweep(
     is reported and leaves the others alone; the exit code is then 1. With --cluster, jobs do the same: each has the
     runs that share a GPU, and the command returns when it has submitted them.
     """
-    from timestepper.files import make_folder
-
     options = {} if status else cluster_options(cluster, cluster_option)
     runs = _expand(arguments, seeds, out, checkpoint_seconds, override)
     if measure:
@@ -98,7 +96,7 @@ def sweep(
     if status:
         return show_states(runs, out)
     if results is not None:
-        make_folder(results)
+        make_results(results)
     chosen = [runs[int(number)] for number in share.split(",")] if share else _without_record(runs, results)
     if cluster:
         return _submit(chosen, out, cluster, options, jobs, processes)
@@ -127,6 +125,17 @@ def _check_measure(runs: "list[Run]", results: Path | None, cluster: Cluster | N
         raise RecipeError("--measure is not for jobs of a cluster; timestepper reproduce --cluster measures in them")
     if not any(run.measures for run in runs):
         raise RecipeError('--measure: no set of these says what to measure (measure = ["noise"]); leave it out')
+
+
+def make_results(folder: Path) -> None:
+    """The folder of records, made before anything is trained; and a word where they will not say what they are of."""
+    from timestepper.files import make_folder
+    from timestepper.recipe.load import FOLDERS
+    from timestepper.records import commit
+
+    make_folder(folder)
+    if commit() == "unknown" and FOLDERS[0].is_dir():  # a copy of the source: an installation has a version
+        warn(f"git knows no commit of {FOLDERS[0].parent}, and records will name none; set TIMESTEPPER_COMMIT to it")
 
 
 def cluster_options(cluster: Cluster | None, given: list[str] | None) -> dict[str, str]:
