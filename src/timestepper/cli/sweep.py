@@ -78,6 +78,12 @@ def sweep(
     status: Annotated[
         bool, typer.Option("--status", help="show what is queued, running, finished or failed, and stop")
     ] = False,
+    carry: Annotated[
+        bool,
+        typer.Option(
+            "--carry", help="print the files with which the same command goes on on another machine (for tar), and stop"
+        ),
+    ] = False,
     share: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Train several recipes at once on each GPU: faster than one after the other, each as if it were alone.
@@ -95,7 +101,9 @@ def sweep(
         run.measures = run.measures if measure else ()
     if status:
         return show_states(runs, out)
-    if results is not None:
+    if carry:
+        return _show_files(runs, results)
+    if results is not None and not share:
         make_results(results)
     chosen = [runs[int(number)] for number in share.split(",")] if share else _without_record(runs, results)
     if cluster:
@@ -125,6 +133,17 @@ def _check_measure(runs: "list[Run]", results: Path | None, cluster: Cluster | N
         raise RecipeError("--measure is not for jobs of a cluster; timestepper reproduce --cluster measures in them")
     if not any(run.measures for run in runs):
         raise RecipeError('--measure: no set of these says what to measure (measure = ["noise"]); leave it out')
+
+
+def _show_files(runs: "list[Run]", results: Path | None) -> None:
+    """The results, and of each run that is not done the files of :func:`carried`; all else is said on stderr."""
+    from timestepper.runs.load import carried
+
+    with contextlib.redirect_stdout(sys.stderr):
+        left = _without_record(runs, results)
+    records = [results] if results is not None and results.is_dir() else []
+    for path in [*records, *(path for run in left for path in carried(run.path))]:
+        tell(path)
 
 
 def make_results(folder: Path) -> None:
