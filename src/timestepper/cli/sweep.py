@@ -136,13 +136,11 @@ def _check_measure(runs: "list[Run]", results: Path | None, cluster: Cluster | N
 
 
 def _show_files(runs: "list[Run]", results: Path | None) -> None:
-    """The results, and of each run that is not done the files of :func:`carried`; all else is said on stderr."""
-    from timestepper.runs.load import carried
-
+    """The results, and of each run that is not done what it needs to go on; all else is said on stderr."""
     with contextlib.redirect_stdout(sys.stderr):
         left = _without_record(runs, results)
     records = [results] if results is not None and results.is_dir() else []
-    for path in [*records, *(path for run in left for path in carried(run.path))]:
+    for path in [*records, *(path for run in left for path in run.carried())]:
         tell(path)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from timestepper import names, records
+from timestepper import names
 from timestepper.engine.checkpoint import Checkpoints, check, check_fit
-from timestepper.engine.rundir import CHECKPOINTS, METRICS, RECIPE, STATUS, TIMING, check_run
+from timestepper.engine.rundir import CHECKPOINTS, RECIPE, check_run
 from timestepper.errors import CheckpointError, RecipeError
 from timestepper.recipe.load import import_controller, load_file
 from timestepper.recipe.schema import Recipe
@@ -53,15 +53,6 @@ def restore(
         tell(f"{run} was trained with other images: {told(changed)}")
     model.load_state_dict(state["model"])
     return Trained(recipe, model, state, data, path)
-
-
-def carried(run: Path) -> list[Path]:
-    """The files with which a run goes on, or is measured, on another machine: those of its folder, but old checkpoints
-    and what is made of them. First the checkpoint: logs that are copied while it trains may know more, but not less.
-    """
-    newest = Checkpoints(run / CHECKPOINTS).paths()[-1:]
-    beside = [run / name for name in (METRICS, TIMING, RECIPE, records.RECORD, STATUS)]
-    return [*newest, *(path for path in beside if path.exists())]
 
 
 def _recipe(path: Path) -> Recipe:
