@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from timestepper.cli.sweep import CHECKPOINT_SECONDS, Cluster, ClusterChoice, ClusterOptions, cluster_options, warned
+from timestepper.cli.sweep import (
+    CHECKPOINT_SECONDS,
+    Cluster,
+    ClusterChoice,
+    ClusterOptions,
+    cluster_options,
+    make_results,
+    warned,
+)
 
 if TYPE_CHECKING:
     from timestepper.runs.run import Run
@@ -100,14 +108,13 @@ def _bring_to_end(
     options: dict[str, str],
 ) -> int:
     """Here, or in jobs of a cluster; the exit code."""
-    from timestepper.files import make_folder
     from timestepper.sweeps.cluster import submit
     from timestepper.sweeps.plan import chooses_checkpoints
     from timestepper.sweeps.reproduce import TO_RECORD, bring_to_end
 
     to_record = [run for run in wanted if run.state in TO_RECORD]
     if to_record:
-        make_folder(results)  # a folder that cannot be must not cost a training
+        make_results(results)  # a folder that cannot be must not cost a training
     seconds = None if chooses_checkpoints(overrides) else CHECKPOINT_SECONDS
     work = functools.partial(
         bring_to_end, results=results.absolute(), jobs=jobs, checkpoint_seconds=seconds, debug="--debug" in sys.argv

@@ -78,6 +78,12 @@ def sweep(
     status: Annotated[
         bool, typer.Option("--status", help="show what is queued, running, finished or failed, and stop")
     ] = False,
+    carry: Annotated[
+        bool,
+        typer.Option(
+            "--carry", help="print the files with which the same command goes on on another machine (for tar), and stop"
+        ),
+    ] = False,
     share: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Train several recipes at once on each GPU: faster than one after the other, each as if it were alone.
@@ -86,8 +92,6 @@ def sweep(
     is reported and leaves the others alone; the exit code is then 1. With --cluster, jobs do the same: each has the
     runs that share a GPU, and the command returns when it has submitted them.
     """
-    from timestepper.files import make_folder
-
     options = {} if status else cluster_options(cluster, cluster_option)
     runs = _expand(arguments, seeds, out, checkpoint_seconds, override)
     if measure:
@@ -97,8 +101,10 @@ def sweep(
         run.measures = run.measures if measure else ()
     if status:
         return show_states(runs, out)
-    if results is not None:
-        make_folder(results)
+    if carry:
+        return _show_files(runs, results)
+    if results is not None and not share:
+        make_results(results)
     chosen = [runs[int(number)] for number in share.split(",")] if share else _without_record(runs, results)
     if cluster:
         return _submit(chosen, out, cluster, options, jobs, processes)
@@ -127,6 +133,26 @@ def _check_measure(runs: "list[Run]", results: Path | None, cluster: Cluster | N
         raise RecipeError("--measure is not for jobs of a cluster; timestepper reproduce --cluster measures in them")
     if not any(run.measures for run in runs):
         raise RecipeError('--measure: no set of these says what to measure (measure = ["noise"]); leave it out')
+
+
+def _show_files(runs: "list[Run]", results: Path | None) -> None:
+    """The results, and of each run that is not done what it needs to go on; all else is said on stderr."""
+    with contextlib.redirect_stdout(sys.stderr):
+        left = _without_record(runs, results)
+    records = [results] if results is not None and results.is_dir() else []
+    for path in [*records, *(path for run in left for path in run.carried())]:
+        tell(path)
+
+
+def make_results(folder: Path) -> None:
+    """The folder of records, made before anything is trained; and a word where they will not say what they are of."""
+    from timestepper.files import make_folder
+    from timestepper.recipe.load import FOLDERS
+    from timestepper.records import commit
+
+    make_folder(folder)
+    if commit() == "unknown" and FOLDERS[0].is_dir():  # a copy of the source: an installation has a version
+        warn(f"git knows no commit of {FOLDERS[0].parent}, and records will name none; set TIMESTEPPER_COMMIT to it")
 
 
 def cluster_options(cluster: Cluster | None, given: list[str] | None) -> dict[str, str]:
@@ -200,12 +226,14 @@ def _train(runs: "list[Run]", chosen: "list[Run]", jobs: int, processes: int | N
         return 0
     signals = Signals().install()
     try:
-        from timestepper.sweeps import one_gpu, several_gpus
+        from timestepper.sweeps import several_gpus
 
         shares = several_gpus.shares(chosen, processes)
         if len(shares) > 1:
             arguments = sys.argv[sys.argv.index("sweep") + 1 :]
             return several_gpus.spread(arguments, [[runs.index(run) for run in share] for share in shares], signals)
+        from timestepper.sweeps import one_gpu
+
         debug, plain = "--debug" in sys.argv, parent is not None
         return one_gpu.bring_to_end(chosen, signals, jobs=jobs, debug=debug, parent=parent, plain=plain)
     finally:

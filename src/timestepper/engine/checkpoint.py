@@ -100,7 +100,7 @@ class Checkpoints:
         if damaged:
             reasons = "; ".join(reason for _, reason in damaged)
             raise CheckpointError(
-                f"no sound checkpoint in {self.folder}: {reasons}; start again in another run directory"
+                f"no sound checkpoint in {self.folder}: {reasons}; move {self.folder.parent} away to start again"
             )
         return None
 

@@ -75,8 +75,8 @@ class FolderJournal(Journal):
         if found is None:
             if (read_status(self.folder.path) or {}).get("checkpoint") or _size(self.folder.path / METRICS):
                 raise CheckpointError(
-                    f"{self.folder.path} holds the log of a run and no checkpoint; put its checkpoints back or start "
-                    "again in another run directory"
+                    f"{self.folder.path} holds the log of a run and no checkpoint; put its checkpoints back, or move "
+                    "the folder away to start again"
                 )
             return None
         path, state = found
@@ -112,7 +112,10 @@ class FolderJournal(Journal):
         path, step = self.folder.path, state["step"] if state else 0
         self._asked |= {"changed": state["changed"]} if state and state.get("changed") else {}
         self._metrics = JsonLines(path / METRICS, state["metrics_bytes"] if state else 0)
-        self._write_times([line for line in read_lines(path / TIMING) if line["step"] <= step])
+        times = [line for line in read_lines(path / TIMING) if line["step"] <= step]
+        if step and not times:  # the file was lost, and what follows is not the time of the whole run
+            times = [{"step": step, "seconds": 0.0, "images": 0.0}]
+        self._write_times(times)
         self._times = JsonLines(path / TIMING, _size(path / TIMING))
         if self._wants_tensorboard:
             self._tensorboard = TensorBoard(path / TENSORBOARD, read_metrics(path / METRICS), self.epochs)

@@ -17,7 +17,7 @@ from timestepper.errors import CheckpointError
 from timestepper.files import explain, open_own, read_file, write_atomic
 from timestepper.validate import Source
 
-_ADVICE = "restore the file or start again in another run directory"
+_ADVICE = "restore the file, or move the run's folder away to start again"
 
 
 class JsonLines:

@@ -1,6 +1,7 @@
 """A record as it is made at the end of a run, with all that is needed to trust it."""
 
 import contextlib
+import functools
 import os
 import platform
 import subprocess
@@ -33,7 +34,8 @@ def make(
         raise RecordError(f"{name}: {len(epochs)} of {wanted} epochs in its metrics; no record written")
     seconds = sum(line["seconds"] for line in times)
     shared = [line["seconds"] / line["sharing"] for line in times if "sharing" in line]
-    known = len(shared) == len(times) and not str(facts.get("device")).startswith("CPU")
+    devices = list(dict.fromkeys([*(line["device"] for line in times if "device" in line), facts["device"]]))
+    known = len(shared) == len(times) and len(devices) == 1 and not devices[0].startswith("CPU")
     content = {
         "schema": WHOLE,
         "kind": "training",
@@ -41,6 +43,7 @@ def make(
         "seed": recipe["run"]["seed"],
         "recipe": recipe,
         **facts,
+        "device": ", then ".join(devices),  # a run may go on on another machine
         "epochs": epochs,
         "wall_seconds": round(seconds, 1),
         **({"gpu_seconds": round(sum(shared) * facts["world"], 1)} if known else {}),
@@ -73,9 +76,11 @@ def versions() -> dict[str, str]:
     return found
 
 
+@functools.cache
 def commit() -> str:
     """The commit of the source, with ``+`` where files are changed; outside a checkout $TIMESTEPPER_COMMIT.
 
+    As of the first time that it is asked: what this process has loaded stays, whatever is committed while it runs.
     An installed package may lie in somebody else's checkout, which does not track it.
     """
     here = Path(__file__).resolve().parent

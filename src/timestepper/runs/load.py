@@ -41,7 +41,9 @@ def restore(
         data = build.dataset(recipe)
     found = Checkpoints(run / CHECKPOINTS).latest(tell)
     if found is None:
-        raise CheckpointError(f"{run} has no checkpoint; train it first, or put back those that it had")
+        raise CheckpointError(
+            f"{run} has no checkpoint; put back those that it had, or train it (a finished run: move it away first)"
+        )
     path, state = found
     images = _shape(path, state) if data is None else data.train
     check(path, state, build.identity(recipe, images))

@@ -12,7 +12,7 @@ from timestepper import records
 from timestepper.api import is_attached, step_sizes
 from timestepper.engine.distributed import Group
 from timestepper.engine.runtime import Runtime, choose_device
-from timestepper.errors import RecordError
+from timestepper.errors import CheckpointError, RecordError
 from timestepper.files import with_checksum
 from timestepper.recipe.schema import Recipe
 from timestepper.records.record import NOISE_LEVELS
@@ -37,6 +37,11 @@ def complete(run: Path, results: Path, wanted: Iterable[str], recipe: Recipe | N
     records.publish(run, results)
     if missing:
         trained = restore(run, recipe)
+        if trained.state["epochs_done"] < (last := len(content["epochs"])):
+            raise CheckpointError(
+                f"{trained.path} is of epoch {trained.state['epochs_done']}, and the run ended with epoch {last}: not "
+                "measured; put its last checkpoint back"
+            )
         runtime = build.runtime(trained.recipe, choose_device(trained.recipe.runtime.device), warn)
         trained.model.to(runtime.device)
     odd = []

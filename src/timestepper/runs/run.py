@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from timestepper import records
-from timestepper.engine.rundir import RECIPE, read_status
+from timestepper.engine.rundir import CHECKPOINTS, METRICS, RECIPE, STATUS, TIMING, read_status
 from timestepper.errors import RecipeError, TimestepperError
 from timestepper.files import digest
 from timestepper.recipe.load import as_dict, differences, identity, load, load_file, short_name
@@ -52,6 +52,17 @@ class Run:
         """What a finished run's folder says of the image files that it was trained with; nothing for other data."""
         said = (read_status(self.path) or {}).get("images")
         return said if isinstance(said, dict) else {}
+
+    def carried(self) -> list[Path]:
+        """The files with which it goes on, or is measured, on another machine: without old checkpoints and exports.
+
+        First the checkpoint: logs that are copied while it trains may know more than it, but not less.
+        """
+        from timestepper.engine.checkpoint import Checkpoints
+
+        newest = Checkpoints(self.path / CHECKPOINTS).paths()[-1:]
+        beside = [self.path / name for name in (METRICS, TIMING, RECIPE, records.RECORD, STATUS)]
+        return [*newest, *(path for path in beside if path.exists())]
 
     def publish(self) -> None:
         """Put the record of a finished run where it was asked for."""

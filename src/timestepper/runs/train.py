@@ -193,7 +193,8 @@ class Process:
     ) -> dict[str, Any] | None:
         """The state to go on from; status.json says "running" only once nothing was refused."""
         assert self.folder is not None
-        run, where, commit = self.run, self.folder.path, records.commit()
+        run, where = self.run, self.folder.path
+        here = {"commit": records.commit(), "device": device_name(self.device)}
         journal = FolderJournal(
             self.folder,
             identity=build.identity(run.recipe, self.data.train),
@@ -202,7 +203,7 @@ class Process:
             epochs=schedule.epochs,
             display=self.display,
             tensorboard=run.recipe.run.tensorboard,
-            stamp=lambda: {"commit": commit, "sharing": run.sharing},
+            stamp=lambda: {**here, "sharing": run.sharing},
             images=self.data.facts,
         )
         self.signals.leave = False  # from here on the folder is written to

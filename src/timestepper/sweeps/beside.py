@@ -7,6 +7,8 @@ import subprocess
 import threading
 import time
 
+GPU_PROCESSES = "TIMESTEPPER_GPU_PROCESSES"  # sweeps that share the GPU, each of them is told
+
 
 def end(process: subprocess.Popen) -> None:
     """End a process and all that it started."""

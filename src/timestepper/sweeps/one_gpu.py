@@ -32,13 +32,13 @@ from timestepper.runs.run import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING
 from timestepper.runs.start import widen_device_queue
 from timestepper.runs.train import Process
 from timestepper.sweeps.ahead import Ahead, kind_of
+from timestepper.sweeps.beside import GPU_PROCESSES
 from timestepper.sweeps.display import Board, summary_lines
 from timestepper.sweeps.measuring import Measuring
 from timestepper.terminal import tell
 
 ALREADY = "already finished"
 _END = object()
-GPU_PROCESSES = "TIMESTEPPER_GPU_PROCESSES"  # sweeps that share the GPU, this one among them
 _PAUSE = 50e-6  # seconds, where every run waits for the device
 _LONG_PAUSE = 0.05  # where there is no run yet whose kind is ready
 

@@ -50,7 +50,7 @@ def plan(runs: Sequence[Run], known: Sequence[Record], diverged: Sequence[Diverg
         if record and not lacking:
             run.state = DONE
         elif finished and not _is_foreign(run, dataset):
-            run.state = UNRECORDED
+            run.state, run.message = UNRECORDED, f"with {', '.join(lacking)}" if record else ""
         elif record:
             run.state, run.message = UNMEASURED, ", ".join(lacking)
         elif finished:

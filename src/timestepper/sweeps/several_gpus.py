@@ -12,7 +12,7 @@ import torch
 from timestepper.engine.signals import Signals
 from timestepper.runs.run import Run
 from timestepper.sweeps.ahead import kind_of
-from timestepper.sweeps.one_gpu import GPU_PROCESSES
+from timestepper.sweeps.beside import GPU_PROCESSES
 from timestepper.terminal import complain
 
 

@@ -165,23 +165,26 @@ def test_the_commit_of_changed_files_has_a_plus(tmp_path, monkeypatch):
         command = ["git", "-c", "user.name=x", "-c", "user.email=x@y", *arguments]
         return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
 
+    def commit():
+        return making.commit.__wrapped__()  # as a new process finds it
+
     monkeypatch.setattr(making, "__file__", str(tmp_path / "record.py"))
     monkeypatch.setenv("TIMESTEPPER_COMMIT", "from outside")
-    assert records.commit() == "from outside"
+    assert commit() == "from outside"
     (tmp_path / "record.py").write_text("1")
     git("init")
     git("add", ".")
     git("commit", "-m", "first")
-    assert records.commit() == git("rev-parse", "HEAD")
+    assert commit() == git("rev-parse", "HEAD")
     (tmp_path / "record.py").write_text("2")
-    assert records.commit() == git("rev-parse", "HEAD") + "+"
+    assert commit() == git("rev-parse", "HEAD") + "+"
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "none"))  # as a hook of another repository has it
-    assert len(records.commit()) == 41
+    assert len(commit()) == 41
     monkeypatch.delenv("GIT_DIR")
     (tmp_path / "installed").mkdir()
     (tmp_path / "installed" / "record.py").write_text("1")  # in an environment inside somebody's checkout
     monkeypatch.setattr(making, "__file__", str(tmp_path / "installed" / "record.py"))
-    assert records.commit() == "from outside"
+    assert commit() == "from outside"
 
 
 def test_the_record_is_read_by_the_report(finished):
@@ -228,6 +231,17 @@ def test_a_measurement_that_is_no_number_leaves_the_record_as_it_was(run, tmp_pa
     assert (record.noise, problems) == (None, [])
 
 
+@pytest.mark.parametrize("loss", ["gone", "damaged"])
+def test_only_the_weights_of_a_run_s_end_are_measured(run, tmp_path, loss):
+    """Those of its beginning would stand in its record as the trained network's."""
+    first, last = sorted((run / "checkpoints").iterdir())
+    last.unlink() if loss == "gone" else last.write_bytes(last.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=f"{first.name} is of epoch 1, .* ended with epoch 2: .* put its last"):
+        complete(run, tmp_path / "results", ["noise"])
+    ((record,), problems) = records.load_records(tmp_path / "results")
+    assert (record.noise, problems) == (None, [])
+
+
 def test_a_measurement_that_cannot_be_made_does_not_cost_the_one_before_it(run, tmp_path, monkeypatch):
     def refuse(*_):
         raise StabilityError("there is no bound")
@@ -268,6 +282,29 @@ def test_a_record_names_every_commit_that_had_a_part_in_it(run, monkeypatch):
     call("train", "smoke/digits-lstm", *TINY, "run.epochs=3", "--run-dir", run, "--override")
     made = records.read(run)
     assert (made["commit"], made["commits"]) == ("another", {first: 10, "another": 15})
+
+
+def test_what_was_computed_is_of_the_commit_that_the_process_began_with(monkeypatch):
+    first = records.commit()
+    monkeypatch.setattr(making, "_git", lambda *_: "a later one")
+    assert records.commit() == first
+
+
+def test_a_record_does_not_say_of_updates_whose_times_were_lost_that_they_were_of_this_commit(run):
+    (run / "timing.jsonl").unlink()
+    call("train", "smoke/digits-lstm", *TINY, "run.epochs=3", "--run-dir", run, "--override")
+    assert records.read(run)["commits"] == {"unknown": 10, records.commit(): 15}
+
+
+def test_a_record_names_every_device_and_no_time_of_a_gpu_where_there_were_several(run):
+    made = records.read(run)
+    facts = {"name": "x", "epochs": made["epochs"], "device": "NVIDIA H200", "world": 1}
+    times = [{"step": 5, "seconds": 60.0, "sharing": 6, "device": made["device"]}]
+    times += [{"step": 10, "seconds": 10.0, "sharing": 2, "device": "NVIDIA H200"}]
+    first, second = (records.make(as_dict(load("smoke/digits-lstm", TINY)), times=times[n:], **facts) for n in (0, 1))
+    assert (first["device"], "gpu_seconds" in first) == (f"{made['device']}, then NVIDIA H200", False)
+    assert (second["device"], second["gpu_seconds"]) == ("NVIDIA H200", 5.0)
+    assert json.loads((run / "timing.jsonl").read_text().splitlines()[0])["device"] == made["device"]
 
 
 def test_a_record_says_which_part_of_a_gpu_s_time_was_its_own(run):

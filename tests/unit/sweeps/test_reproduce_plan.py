@@ -51,7 +51,7 @@ def test_a_run_is_done_once_its_record_has_all_measurements(tmp_path):
     assert only([recorded(noise=NOISE)], tmp_path) == (UNMEASURED, 0.0, "stability")
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "record.json").touch()
-    assert only([recorded(noise=NOISE)], tmp_path) == (UNRECORDED, 0.0, "")
+    assert only([recorded(noise=NOISE)], tmp_path) == (UNRECORDED, 0.0, "with stability")
     assert only([], tmp_path) == (UNRECORDED, 0.0, "")
 
 

@@ -1,13 +1,15 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from processes import command_in, run
 from tiny_sweep import SMALL, entries, remains, run_sweep
 from watching import is_stopped, wait_for, waits_for
 
-from timestepper.cli.sweep import _without_record
+from timestepper.cli.sweep import _without_record, make_results
 from timestepper.recipe.load import load
 from timestepper.runs.run import Run
 from timestepper.runs.start import widen_device_queue
@@ -115,3 +117,20 @@ def test_damaged_records_are_told_on_stderr_and_trained_again(tmp_path, capsys):
     assert told.out == ""
     assert told.err.startswith("warning: ")
     assert "damaged.json" in told.err
+
+
+@pytest.mark.parametrize(("copied", "known", "warnings"), [(True, False, 1), (True, True, 0), (False, False, 0)])
+def test_a_copy_of_the_source_without_git_is_told_how_records_get_their_commit(
+    copied, known, warnings, tmp_path, monkeypatch, capsys
+):
+    """An installation has a version instead."""
+    monkeypatch.setattr("timestepper.records.commit", lambda: "abc" if known else "unknown")
+    monkeypatch.setattr("timestepper.recipe.load.FOLDERS", (tmp_path if copied else tmp_path / "none",))
+    make_results(tmp_path / "results")
+    assert capsys.readouterr().err.count("set TIMESTEPPER_COMMIT to it") == warnings
+
+
+def test_the_process_that_only_starts_others_waits_for_no_compiler():
+    """It takes more than a second to load, and each of the others has to do that too."""
+    program = "import sys, timestepper.sweeps.several_gpus; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
