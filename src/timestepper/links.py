@@ -261,9 +261,9 @@ def warn_if_trained(model: nn.Module, controller: ControllerSpec, start: float |
     for path, module in model.named_modules():
         if "Norm" not in type(module).__name__:
             continue
-        weight = module._parameters.get("weight")
-        if type(weight) is not nn.Parameter or weight.is_meta or weight.dim() != 1:  # matrices start random
-            continue
+        weight = reparam.trained(module, "weight")
+        if weight is None or type(weight) not in (nn.Parameter, torch.Tensor) or weight.is_meta or weight.dim() != 1:
+            continue  # matrices start random
         if weight.numel() and bool((weight != weight[0]).any()):
             warnings.warn(
                 f"{type(model).__name__} looks trained (the weights of {path} differ), and with {controller} it no "
