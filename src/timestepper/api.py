@@ -229,14 +229,21 @@ def frozen_steps(net: nn.Module) -> Iterator[nn.Module]:
     with torch.no_grad(), held_still(found.root):
         found.links.refuse_changes(found.root)
         givens = found.givens(found.root)
-    with _FREEZING:
-        found.frozen = found.freezing[own] = givens
-    try:
-        yield net
-    finally:
+
+    def thaw() -> None:
         with _FREEZING:  # several threads may leave in any order
-            del found.freezing[own]
+            found.freezing.pop(own, None)
             found.frozen = next(reversed(found.freezing.values()), None)
+
+    try:
+        try:
+            with _FREEZING:
+                found.frozen = found.freezing[own] = givens
+            yield net
+        finally:
+            thaw()
+    finally:
+        thaw()  # once more: Ctrl-C may have hit it
 
 
 @torch.no_grad()

@@ -36,6 +36,7 @@ _WRAPPERS = {
     "FSDPModule",  # what fully_shard makes of a module's class
     "AveragedModel",
 }
+_ADAPTER = "_active_adapter"  # where a layer of PEFT keeps the names of those that run
 _TRANSPARENT = {"CheckpointWrapper", "OptimizedModule"}  # put around a layer, they run it as it is
 _expected: ContextVar[bool] = ContextVar("_expected", default=False)
 
@@ -84,16 +85,20 @@ class Links:
             if path:
                 above, _, name = path.rpartition(".")
                 self._homes.append(_Link(root.get_submodule(above), name, root.get_submodule(path), path))
+        tuned = [link for link in self._links if _ADAPTER in vars(link.child)]
+        self._adapters = [(link.path, link.child, vars(link.child)[_ADAPTER]) for link in tuned]
         self._remember()
 
     def _remember(self) -> None:
         watched = [*self._links, *self._homes]
         self._watched = [(self.root._modules, CONTROLLERS), *((link.parent._modules, link.name) for link in watched)]
         self._seen = [self.root._modules[CONTROLLERS], *(link.seen for link in watched)]
+        self._watched += [(vars(layer), _ADAPTER) for _, layer, _ in self._adapters]
+        self._seen += [active for _, _, active in self._adapters]
         self._classes = list(map(type, self.layers.values()))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_seen": [], "_classes": []}  # looked at again; our classes cannot be pickled
+        return {**vars(self), "_watched": [], "_seen": [], "_classes": []}  # looked at again; classes cannot be pickled
 
     def refuse_changes(self, root: nn.Module) -> None:
         """Whether every stepped layer is still in its place and still stepped; new norms are taken in."""
@@ -116,6 +121,12 @@ class Links:
         for home in self._homes:
             if home.now is not home.seen:
                 self._describe_by(home)
+        for path, layer, active in self._adapters:
+            if (now := vars(layer).get(_ADAPTER)) != active:
+                raise MismatchError(
+                    f"{path} runs the adapter {now} in place of {active} since attach, without its step size; activate "
+                    "that one again, or save the controllers, detach, and load them again"
+                )
         for path, layer in self.layers.items():
             if not is_stepped(layer):
                 raise UnsupportedSiteError(f"{path} has changed its class since attach; detach and attach again")
@@ -261,9 +272,9 @@ def warn_if_trained(model: nn.Module, controller: ControllerSpec, start: float |
     for path, module in model.named_modules():
         if "Norm" not in type(module).__name__:
             continue
-        weight = module._parameters.get("weight")
-        if type(weight) is not nn.Parameter or weight.is_meta or weight.dim() != 1:  # matrices start random
-            continue
+        weight = reparam.trained(module, "weight")
+        if weight is None or type(weight) not in (nn.Parameter, torch.Tensor) or weight.is_meta or weight.dim() != 1:
+            continue  # matrices start random
         if weight.numel() and bool((weight != weight[0]).any()):
             warnings.warn(
                 f"{type(model).__name__} looks trained (the weights of {path} differ), and with {controller} it no "

@@ -189,12 +189,16 @@ def _effective(name: str) -> Callable[[Any], Tensor]:
         # The trained one may be another by now: FSDP's gathered weight, or one that functional_call put in.
         if made is not None and (torch.compiler.is_compiling() or was is raw):
             return made
-        taken = view._taken[name]
-        raw = entered(view, taken.entry)
-        refuse_split(taken.entry.parameter, raw)
-        return taken.entry.apply(raw, given.step_size(taken))
+        return _made(view, view._taken[name], given)[1]
 
     return get
+
+
+def _made(layer: Any, taken: Taken, given: Given) -> tuple[Tensor, Tensor]:
+    """A trained parameter and the effective one, at the moment at which the layer computes with it."""
+    raw = entered(layer, taken.entry)
+    refuse_split(taken.entry.parameter, raw)
+    return raw, taken.entry.apply(raw, given.step_size(taken))
 
 
 def _run_alone(layers: list, forward: Callable, module, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -229,8 +233,7 @@ def _apart(layer: Any) -> Given:
     with hidden if counted else nullcontext():
         given = layer._alone(stages)
         for name, taken in layer._taken.items():  # here, and not where a checkpoint inside the layer would see it
-            raw = entered(layer, taken.entry)
-            given.made[name] = raw, taken.entry.apply(raw, given.step_size(taken))
+            given.made[name] = _made(layer, taken, given)
         return given
 
 

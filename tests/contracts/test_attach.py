@@ -129,7 +129,8 @@ def test_attaching_to_a_wrapped_network_is_refused(unused_port):
         model, net = plain(), small()
         for norm in (model.layer1[0].bn2, net.layer1[0].bn2):  # as parallelize_module does
             norm.weight = nn.Parameter(distribute_tensor(norm.weight, init_device_mesh("cpu", (1,)), [Shard(0)]))
-        for use in (lambda: timestepper.attach(model), lambda: net(batch()[0])):
+        block, features = net.layer1[0], torch.ones(1, 8, 32, 32)
+        for use in (lambda: timestepper.attach(model), lambda: net(batch()[0]), lambda: block(features)):
             with pytest.raises(WrappedModelError, match=r"layer1\.0\.bn2\.weight is split over several processes"):
                 use()
     finally:

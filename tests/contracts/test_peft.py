@@ -1,5 +1,7 @@
 """LoRA by PEFT, before attach and after: inside a branch it trains; where the step size enters it does not."""
 
+import copy
+
 import peft
 import pytest
 import torch
@@ -97,12 +99,20 @@ def test_controllers_that_are_saved_beside_the_adapters_come_back(tmp_path):
     assert torch.equal(again(batch()[0]), adapted(batch()[0]))
 
 
+IDS = torch.arange(12).view(2, 6)
+AT_THE_END = peft.LoraConfig(r=2, target_modules=["down_proj"], init_lora_weights=False)
+
+
+def llama():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes)).eval()
+
+
 def test_on_the_layer_that_takes_the_step_size_it_goes_on_first_in_a_discovered_network():
     """The step size then enters both of its ends, the base's and the adapter's."""
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-    net, ids = LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes)).eval(), torch.arange(12).view(2, 6)
-    config = peft.LoraConfig(r=2, target_modules=["down_proj"], init_lora_weights=False)
-    adapted = peft.get_peft_model(net, config).eval()
+    net, ids = llama(), IDS
+    adapted = peft.get_peft_model(net, AT_THE_END).eval()
     timestepper.attach(net, "fixed(0.5)")
     folded = timestepper.fold(net)
     logits = adapted(ids).logits
@@ -111,6 +121,43 @@ def test_on_the_layer_that_takes_the_step_size_it_goes_on_first_in_a_discovered_
         layer.self_attn.register_forward_hook(lambda _, __, out: (out[0] / 2, *out[1:]))
         layer.mlp.register_forward_hook(lambda _, __, out: out / 2)
     torch.testing.assert_close(adapted(ids).logits, logits)
+
+
+@pytest.mark.parametrize("by", ["PEFT", "transformers"])
+def test_adapters_that_take_step_sizes_are_saved_as_they_were_trained(by, tmp_path):
+    """Folded ones on a base that is not would take their step sizes twice, and the base none."""
+
+    def network():
+        if by == "PEFT":
+            return peft.get_peft_model(llama(), AT_THE_END)
+        net = llama()
+        net.add_adapter(AT_THE_END)
+        return net
+
+    net = timestepper.attach(network().eval(), "fixed(0.5)", example={"input_ids": IDS})
+    net.save_pretrained(tmp_path)
+    base = llama()
+    again = peft.PeftModel.from_pretrained(base, tmp_path) if by == "PEFT" else base
+    if by == "transformers":
+        base.load_adapter(tmp_path)
+    timestepper.load_controllers(again.eval(), tmp_path / "timestepper.safetensors", example={"input_ids": IDS})
+    assert torch.equal(again(IDS).logits, net(IDS).logits)
+
+
+def test_another_adapter_on_the_layer_that_takes_the_step_size_is_refused_by_name():
+    """It was not active when the branch was proved, and would run as if there were no step size."""
+    adapted = peft.get_peft_model(llama(), AT_THE_END)
+    adapted.add_adapter("other", AT_THE_END)
+    net = timestepper.attach(adapted.base_model.model, "fixed(0.5)")
+    expected = adapted(IDS).logits
+    with adapted.disable_adapter():
+        net(IDS)
+    adapted.set_adapter("other")
+    for use in (lambda: adapted(IDS), lambda: timestepper.fold(net), lambda: copy.deepcopy(net)(IDS)):
+        with pytest.raises(MismatchError, match=r"mlp\.down_proj runs the adapter .*other.* in place of .*default"):
+            use()
+    adapted.set_adapter("default")
+    assert torch.equal(adapted(IDS).logits, expected)
 
 
 def test_on_the_layer_that_takes_the_step_size_it_is_refused_by_name():

@@ -6,6 +6,7 @@ import warnings
 import pytest
 import timm
 import torch
+import torchvision
 from families import FAMILIES
 from torch import nn
 
@@ -143,6 +144,15 @@ def test_a_trained_network_that_would_not_compute_what_it_did_is_told_of(tmp_pat
         timestepper.attach(timm.create_model("convnext_atto", num_classes=10))
         for make in FAMILIES.values():
             timestepper.attach(make())
+
+
+def test_a_trained_network_whose_norms_are_frozen_is_told_of_too():
+    """As torchvision's detectors are by default: their norms' weights are buffers."""
+    net = torchvision.models.resnet18(norm_layer=torchvision.ops.FrozenBatchNorm2d)
+    with torch.no_grad():
+        net.bn1.weight[0] += 0.01
+    with pytest.warns(UserWarning, match=r"ResNet looks trained \(the weights of bn1 differ\)"):
+        timestepper.attach(net)
 
 
 class LayerNormLinear(nn.Linear):

@@ -3,6 +3,7 @@
 An attached network writes folded weights, which anybody loads as the plain network. Beside them lie its controllers and
 the parameters that step sizes enter as they were trained; with these the attached network comes back to the last bit.
 Who hands a state dict to ``save_pretrained``, as a trainer does for its checkpoints, gets that state dict written.
+Adapters of PEFT, which are written alone, are written as they were trained.
 """
 
 import functools
@@ -42,12 +43,13 @@ def _save_pretrained(original: Any) -> Callable:
             return original.save_pretrained(self, save_directory, **options)  # takes part, and writes nothing
         folder = Path(save_directory)
         push = options.pop("push_to_hub", False)
-        folded = "state_dict" not in options  # a trainer names it even where it is None
-        if push and (not folded or options.get("variant") is not None):
+        named = "state_dict" in options  # a trainer names it even where it is None
+        folded = not named and not _saves_adapters_alone(self)
+        if push and (named or options.get("variant") is not None):
             raise CheckpointError(
                 f"{folder}: push_to_hub=True takes neither state_dict nor variant; leave it out and upload the folder"
             )
-        if not folded and "save_original_format" in signature.parameters:
+        if named and "save_original_format" in signature.parameters:
             # Under the network's own keys, as a trainer reads them back. What transformers does instead, write the
             # names of its older versions, goes by patterns that match in the middle of ``controllers.*`` too.
             options.setdefault("save_original_format", False)
@@ -66,6 +68,12 @@ def _save_pretrained(original: Any) -> Callable:
         return self.push_to_hub(**{name: value for name, value in options.items() if name in taken})
 
     return save_pretrained
+
+
+def _saves_adapters_alone(net: nn.Module) -> bool:
+    """As PEFT's networks do, and transformers' that were given adapters: these go onto a base that is not folded."""
+    named = any(kind.__name__ == "PeftModel" for kind in type(net).__mro__)
+    return named or getattr(net, "_hf_peft_config_loaded", False)
 
 
 root_methods["save_pretrained"] = _save_pretrained
