@@ -1,8 +1,8 @@
 """Step sizes from weights: what the controllers of one network read, and what they give."""
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple, TypeVar, cast
@@ -23,7 +23,6 @@ from timestepper.sites import Site, Stage
 
 Part = TypeVar("Part", bound=nn.Module)
 Convs = dict[str, tuple[dict[str, nn.Module | None], str]]  # by path: the siblings of a layer, and its name among them
-_looks: ContextVar[bool] = ContextVar("_looks", default=False)  # whether this thread only looks at step sizes
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,15 @@ class Read(NamedTuple):
     descriptor: int
     sites: tuple[Reading, ...]
     ends: tuple[End, ...] = ()  # of each site
+
+
+class _Here(threading.local):
+    """Whether this thread only looks at step sizes (no context variable: torch 2.11 cannot compile a look at one)."""
+
+    looks = False
+
+
+_here = _Here()
 
 
 class Controlled:
@@ -248,10 +256,10 @@ def held_still(root: nn.Module) -> Iterator[None]:
     weight is read, does not.
     """
     parts = [part for module in root.modules() if isinstance(module, ParametrizationList) for part in module.modules()]
-    moving, around = [part for part in parts if part.training], _looks.get()
+    moving, around = [part for part in parts if part.training], _here.looks
 
     def let_go() -> None:
-        _looks.set(around)
+        _here.looks = around
         for part in moving:
             part.training = True
 
@@ -259,7 +267,7 @@ def held_still(root: nn.Module) -> Iterator[None]:
         try:
             for part in moving:
                 part.training = False
-            _looks.set(True)
+            _here.looks = True
             yield
         finally:
             let_go()
@@ -277,7 +285,7 @@ def _in_eval(module: Part) -> Part:
 
 def called(controller: Controller, described: Tensor) -> Tensor:
     """Its step sizes. Outside of a forward of the network FSDP leaves it in shards, which every rank has to gather."""
-    if _looks.get() and any(part.training for part in controller.modules()):
+    if _here.looks and any(part.training for part in controller.modules()):
         controller = _in_eval(controller)
     if not torch.compiler.is_compiling() and any(map(is_sharded, controller.parameters())):
         whole = {name: _gathered(parameter) for name, parameter in controller.named_parameters()}
