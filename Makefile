@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TORCH ?= 2.11.0
 
-.PHONY: help setup demo test docs lint types lock sbom clean
+.PHONY: help setup demo test oldest docs lint types lock sbom clean
 
 help:
 	@echo "make demo   train, fold and compare a plain and a stepped network (two minutes, no GPU, no download)"
 	@echo "make test   lint, types and the whole test suite"
+	@echo "make oldest the test suite with the oldest torch that is supported, in .venv-oldest"
 	@echo "make docs   the site, into build/site (needs no network)"
 	@echo "make setup  only create .venv and install into it"
 	@echo "make lock   write down the installed versions; make sbom: what is installed, as CycloneDX"
@@ -35,6 +37,12 @@ types: $(STAMP)
 test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
+# An older torch compiles less than the newest one; TORCH=… takes another.
+oldest:
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH) --editable '.[all,test]'
+	OMP_NUM_THREADS=1 $(VENV)-oldest/bin/python -m pytest -n 3 --dist worksteal
+
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "open build/site/index.html"
@@ -51,4 +59,4 @@ sbom: $(STAMP)
 	$(VENV)-sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible -o sbom.json $(BIN)/python
 
 clean:
-	rm -rf $(VENV) $(VENV)-sbom build dist demo .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-sbom build dist demo .mypy_cache .ruff_cache .pytest_cache

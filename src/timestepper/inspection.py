@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from timestepper.api import detach, find_steps, is_attached, step_sizes
 from timestepper.controlled import called, held_still
@@ -21,6 +21,11 @@ from timestepper.sites import skipped_blocks
 from timestepper.sites.example import calls_of
 from timestepper.sites.twin import Call, left_alone, without_hooks
 from timestepper.steps import Steps
+
+# The CPU's attention, which torch 2.11 does not count.
+_UNCOUNTED = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)
+}
 
 
 @dataclass(frozen=True)
@@ -183,7 +188,7 @@ def _counted(model: nn.Module, call: Call, on_shapes: bool) -> int:
         shadow = (shadow.to("meta") if on_shapes else shadow).float().eval()  # as the image is
         shadow = detach(shadow) if is_attached(shadow) else shadow  # the network's own, as it was
         args, options = call.arguments(shadow, torch.float32)
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False, custom_mapping=_UNCOUNTED) as counter:
             shadow(*args, **options)
     return counter.get_total_flops() // 2
 
