@@ -15,7 +15,7 @@ from timestepper.errors import RecordError
 from timestepper.recipe.schema import ControllerSettings, Recipe
 from timestepper.records.record import NOISE_LEVELS
 from timestepper.records.subject import Subject, subject
-from timestepper.report.names import DATA, unknown_model
+from timestepper.report.names import DATA, depth_of, unknown_model
 from timestepper.validate import Source, limited
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -269,6 +269,15 @@ def _mistakes(statement: Statement) -> Iterator[str]:
     if statement.quantity in ("noise_error", "noise_loss"):
         needed += ("noise",)
     yield from (f"{key} is missing" for key in needed if getattr(statement, key) in (None, (), ""))
+    if statement.low is not None and statement.low == statement.high:
+        yield "low and high are the same runs"
+    if "over" in needed:
+        for key in ("over", "stand_over"):
+            depths = [depth_of(model) for model in getattr(statement, key)]
+            if len(depths) == 1 or len({*depths}) < len(depths):
+                yield f"{key} must name several networks, each of another depth"
+        if any(place.model for place in (*statement.on, *statement.stand_in)):
+            yield "a place names a model, which over does"
     wanted, other = ("solution", "controller") if statement.quantity == "solution" else ("controller", "solution")
     for key in ("low", "high", "group"):
         side = getattr(statement, key)

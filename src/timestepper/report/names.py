@@ -39,6 +39,11 @@ def is_resnet(model: str) -> bool:
     return bool(re.fullmatch(r"[a-z]+/resnet\d+", model))
 
 
+def is_papers(model: str) -> bool:
+    """Whether the paper trains networks of this family."""
+    return bool(re.fullmatch(r"[a-z]+/(resnet|resnext|seresnet|densenet|cliquenet)(\d.*)?", model))
+
+
 def unknown_model(model: str) -> str:
     """What is wrong with the name of a network."""
     library, _, rest = model.partition("/")

@@ -18,7 +18,7 @@ FEWEST_KINDS = 8  # that a rank correlation is judged by; with five, 8 % of verd
 
 
 class Demand(NamedTuple):
-    """The parts of a statement; ``note`` says what they rest on, ``partial`` that not all depths are there.
+    """The parts of a statement; ``note`` says what they rest on, ``partial`` that not all parts or depths are there.
 
     ``lost`` counts the runs of its sides that diverged; where too few are left, there are no parts.
     ``where``, ``short`` (not the paper's schedule), ``unlike`` (how many conditions are not the paper's), ``rough``
@@ -35,6 +35,16 @@ class Demand(NamedTuple):
     rough: bool = False
     conditions: tuple = ()
 
+    @property
+    def deciding(self) -> list[Part]:
+        """Without what is said of all depths, a slope, where some are missing."""
+        return [part for part in self.parts if part.at or not self.partial]
+
+    @property
+    def enough(self) -> bool:
+        """Whether every part has the seeds that a verdict needs."""
+        return bool(self.parts) and all(part.enough for part in self.parts)
+
 
 class _NotRunError(Exception):
     """Something that a statement asks for is not there."""
@@ -43,18 +53,18 @@ class _NotRunError(Exception):
 def ask(statement: Statement, arms: Sequence[Arm]) -> Demand | None:
     """None where nothing of the kind was run."""
     try:
-        return _demand(statement, arms)
+        found = _demand(statement, arms)
     except _NotRunError:
         return None
+    digits = 3 if "step" in statement.quantity or "stage" in statement.quantity else 2
+    return found._replace(parts=[part._replace(digits=digits) for part in found.parts])
 
 
 def _demand(statement: Statement, arms: Sequence[Arm]) -> Demand:
     value, margin = statement.value or 0.0, statement.margin or 0.0
     match statement.check:
         case "lower":
-            found = ((at, _apart(statement, arms, measure)) for at, measure in _measures(statement))
-            points = "error" in statement.quantity
-            return Demand([Part(apart, "difference", at=at, points=points) for at, apart in found])
+            return _lower(statement, arms)
         case "similar":  # more than "no difference seen": it must not be large to either side
             apart = _apart(statement, arms, quantities.test_error)
             parts = [Part(apart, "difference", side * EQUAL_MARGIN, above=side < 0) for side in (1, -1)]
@@ -81,6 +91,21 @@ def _demand(statement: Statement, arms: Sequence[Arm]) -> Demand:
         case "ranks":
             return _ranks(statement, arms)
     return _trend(statement, arms)
+
+
+def _lower(statement: Statement, arms: Sequence[Arm]) -> Demand:
+    """Of several noise levels or parts of the training, those that were measured."""
+    parts, missing = [], []
+    for at, measure in _measures(statement):
+        try:
+            apart = _apart(statement, arms, measure)
+        except _NotRunError:
+            missing.append(at)
+        else:
+            parts.append(Part(apart, "difference", at=at, points="error" in statement.quantity))
+    if not parts:
+        raise _NotRunError
+    return Demand(parts, f"not measured: {', '.join(missing)}" if missing else "", partial=bool(missing))
 
 
 def _mean(arms: Sequence[Arm], side: Side | None, measure: Measure, model: str = "") -> Estimate:

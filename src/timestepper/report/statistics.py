@@ -151,7 +151,7 @@ class Part(NamedTuple):
     """One thing that a statement asks for: that an estimate lies below (or above) a bound; ``at`` says which one.
 
     A ``veto`` need not be certain: it keeps a statement from being supported where the estimate itself says no.
-    ``points`` tells a difference of errors.
+    ``points`` tells a difference of errors, ``digits`` how many of them are in print.
     """
 
     estimate: Estimate
@@ -161,6 +161,7 @@ class Part(NamedTuple):
     at: str = ""
     veto: bool = False
     points: bool = False
+    digits: int = 2
 
     @property
     def p(self) -> float:
@@ -181,11 +182,12 @@ class Part(NamedTuple):
 
     @property
     def clear(self) -> bool:
-        """Whether it can be certain: not where an interval in points, which has two digits in print, ends at 0.00.
+        """Whether it can be certain: not where the interval, as it is in print, ends at 0.00.
 
         That is so near the edge that another test may say the opposite.
         """
-        return self.enough and not (self.points and any(round(end, 2) == 0 for end in self.estimate.interval()))
+        at_zero = not self.bound and any(round(end, self.digits) == 0 for end in self.estimate.interval())
+        return self.enough and not at_zero
 
     @property
     def p_equal(self) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 from timestepper.report import wording
 from timestepper.report.claims import Claim, Claims, Place, Statement
 from timestepper.report.groups import Arm, Task, condition_labels, how, schedule_label, unlike_the_paper
-from timestepper.report.names import data_name, is_resnet, model_name
+from timestepper.report.names import data_name, is_papers, is_resnet, model_name
 from timestepper.report.parts import ACROSS_MODELS, Demand, ask
 from timestepper.report.statistics import (
     CONFIDENCE,
@@ -136,7 +136,8 @@ def _settings(statement: Statement, places: Sequence[Place], arms: Sequence[Arm]
                 where = f"{network}{data_name(task.data)}, {how(task, claims, labels[task])}"
                 short = not schedule_label(task, claims)[1]
                 rough = bool(statement.caution_in_bf16) and ("runtime.precision", '"bf16"') in task.conditions
-                unlike = len(unlike_the_paper(task, claims)) + rough
+                papers = is_papers(task.model)  # of others no setting is nearer to the paper than another
+                unlike = rough + (len(unlike_the_paper(task, claims)) if papers else 0)
                 # Kinds of network are the same at every schedule: a mean of correlations would count them twice.
                 conditions = (task,) if statement.check == "ranks" else (task.data, *task.conditions)
                 yield asked._replace(where=where, short=short, unlike=unlike, rough=rough, conditions=conditions)
@@ -167,26 +168,40 @@ def _pool(blank: Verdict, settings: Sequence[Demand]) -> list[Verdict]:
     counts before what is not, and of other conditions (precision, data) those with the most settings and seeds.
     """
     found = [_verdict(blank, setting) for setting in settings]
-    whole = [s for s in settings if s.parts and not s.partial and all(part.enough for part in s.parts)]
-    if not whole:
+    used = _comparable(settings)
+    if not used:
         ranked = sorted(zip(found, settings, strict=True), key=lambda pair: _rank(*pair))
         return [verdict for verdict, _ in ranked]
-    nearest = min(setting.unlike for setting in whole)
-    same: dict[tuple, list[Demand]] = {}
-    for setting in whole:
+    nearest = min(setting.unlike for setting in used.values())
+    same: dict[tuple, list[int]] = {}
+    for number, setting in used.items():
         if setting.unlike == nearest:
-            same.setdefault(setting.conditions, []).append(setting)
-    bundles = sorted(same.values(), key=lambda bundle: (len(bundle), sum(map(_seeds, bundle))))
+            same.setdefault(setting.conditions, []).append(number)
+    numbers = sorted(same.values(), key=lambda bundle: (len(bundle), sum(_seeds(used[n]) for n in bundle)))
+    bundles = [[used[number] for number in bundle] for bundle in numbers]
     each = [_together(blank, bundle) for bundle in bundles]
-    some = (v for v, s in zip(found, settings, strict=True) if s not in whole and s.unlike <= nearest)
-    against = [verdict for verdict in some if verdict.state == CONTRADICTED]  # by some depths, without the others
     single = [_verdict(blank, setting).state for bundle in bundles for setting in bundle]
+    beside = [n for n, setting in enumerate(settings) if n not in numbers[-1] and setting.unlike <= nearest]
+    against = [found[n] for n in beside if n not in used and found[n].state == CONTRADICTED]  # by some of its parts
     main = _agreed(each[-1], [*each, *against], [_mean(bundle).parts for bundle in bundles], single)
-    apart = (setting for setting in settings if setting not in bundles[-1] and setting.unlike <= nearest)
-    if lost := [setting for setting in apart if setting.lost]:  # the mean would be that of the settings it suits
-        told = "; ".join(f"{wording.diverged(setting.lost)} at {setting.where}" for setting in lost)
-        main = replace(main, state=OPEN, detail=f"{main.detail}; {told}")
+    if lost := [settings[number] for number in beside if settings[number].lost]:  # a mean of those that it suits
+        words = "; ".join(f"{wording.diverged(setting.lost)} at {setting.where}" for setting in lost)
+        main = replace(main, state=OPEN, detail=f"{main.detail}; {words}")
     return [*(verdict for verdict in found if verdict != main), main]
+
+
+def _comparable(settings: Sequence[Demand]) -> dict[int, Demand]:
+    """Those with seeds enough, by number: the ones that are whole; where there are none, what parts all have."""
+    enough = {number: setting for number, setting in enumerate(settings) if setting.enough}
+    whole = {number: setting for number, setting in enough.items() if not setting.partial}
+    if whole or not enough:
+        return whole
+    common = set.intersection(*({part.at for part in setting.parts} for setting in enough.values()))
+    return {
+        number: setting._replace(parts=[part for part in setting.parts if part.at in common])
+        for number, setting in enough.items()
+        if common - {""}
+    }
 
 
 def _rank(verdict: Verdict, setting: Demand) -> tuple:
@@ -212,8 +227,8 @@ def _mean(settings: Sequence[Demand]) -> Demand:
     notes = {setting.note for setting in settings if setting.note}
     note = "; ".join([*(notes if len(notes) == 1 else ()), f"mean of {len(settings)} settings"])
     short, rough = (any(getattr(setting, key) for setting in settings) for key in ("short", "rough"))
-    lost = sum(setting.lost for setting in settings)
-    return Demand(parts, note, lost=lost, where=_ALL, short=short, rough=rough)
+    lost, partial = sum(setting.lost for setting in settings), any(setting.partial for setting in settings)
+    return Demand(parts, note, partial=partial, lost=lost, where=_ALL, short=short, rough=rough)
 
 
 def _agreed(
@@ -251,11 +266,9 @@ def _verdict(blank: Verdict, asked: Demand) -> Verdict:
     if not asked.parts:
         detail = f"{wording.diverged(asked.lost)}, too few are left"
         return replace(blank, state=OPEN, detail=detail, where=asked.where, short=asked.short)
-    state, parts = decide(asked.parts), asked.parts
-    if asked.partial:
-        # Some depths can contradict what is said of each or of any two of them, but not a slope over all.
-        parts = [part for part in parts if part.at]
-        state = CONTRADICTED if parts and decide(parts) == CONTRADICTED else NOT_RUN
+    state = decide(asked.deciding)
+    if asked.partial and state != CONTRADICTED:
+        state = NOT_RUN
     if asked.lost or (asked.rough and state != NOT_RUN):
         state = OPEN  # a mean without the runs that failed is too kind
     detail = wording.detail(asked, statement, EQUAL_CONFIDENCE if state == EQUAL else CONFIDENCE)
@@ -263,7 +276,9 @@ def _verdict(blank: Verdict, asked: Demand) -> Verdict:
         detail = f"so far {detail}"
     if asked.rough:
         detail += f"; {statement.caution_in_bf16}"
-    return replace(blank, state=state, p=p_of(state, parts), detail=detail, where=asked.where, short=asked.short)
+    return replace(
+        blank, state=state, p=p_of(state, asked.deciding), detail=detail, where=asked.where, short=asked.short
+    )
 
 
 def _places(places: Sequence[Place]) -> str:

@@ -14,7 +14,7 @@ def detail(asked: Demand, statement: Statement, confidence: float) -> str:
     if statement.check == "similar":
         lead = lead[:1]
     told, shown = [_part(part, statement, confidence) for part in lead], lead[:1]
-    against = [part.at for part, no in zip(asked.parts, refuted(asked.parts), strict=True) if no and part.at]
+    against = [part.at for part, no in zip(asked.deciding, refuted(asked.deciding), strict=True) if no and part.at]
     if many:
         told.append(f"holds for certain at {sum(part.holds for part in many)} of {len(many)}")
     told += [f"certainly not at {', '.join(against)}"] if against else []
@@ -39,15 +39,14 @@ def _part(part: Part, statement: Statement, confidence: float) -> str:
         return f"{part.what} {numbers[0]} [{numbers[1]}, {numbers[2]}]"
     if part.bound:
         confidence = EQUAL_CONFIDENCE  # which decides where a margin is allowed
-    digits = 3 if "step" in statement.quantity or "stage" in statement.quantity else 2
     unit = " points" if "error" in statement.quantity else ""
-    value, bounds = f"{signed(part.estimate.mean, digits)}{unit}", part.estimate.bounds(digits, confidence)
-    if confidence != CONFIDENCE:
-        bounds = f"({confidence:.0%} interval {bounds})"
-    elif not part.estimate.known:
+    value, bounds = f"{signed(part.estimate.mean, part.digits)}{unit}", part.estimate.bounds(part.digits, confidence)
+    if not part.estimate.known:
         named = zip(statement.sides, part.estimate.counts, strict=False)
         single = [side.subject.label for side, seeds in named if seeds == 1]
         bounds = f"(one seed of {' and of '.join(single)}: no interval)" if single else f"({bounds})"
+    elif confidence != CONFIDENCE:
+        bounds = f"({confidence:.0%} interval {bounds})"
     first = part.what.startswith(("per ", "from "))
     return f"{value} {part.what} {bounds}" if first else f"{part.what} {value} {bounds}"
 

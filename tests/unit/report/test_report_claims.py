@@ -128,6 +128,22 @@ def test_appendix_b_follows_its_own_rules():
             "direction cannot be 'up'",
         ),
         ("on = [", 'over = ["cifar/resent8"]\non = [', "statement[1].over[1] cannot be 'cifar/resent8'"),
+        ('"plain" }\non', '"lstm" }\non', "statement[1] low and high are the same runs"),
+        (
+            'check = "lower"',
+            'check = "most"\nover = ["cifar/resnet8"]',
+            "statement[1] over must name several networks, each of another depth",
+        ),
+        (
+            'check = "lower"',
+            'check = "most"\nover = ["timm/resnet50", "timm/resnext50_32x4d"]',
+            "statement[1] over must name several networks, each of another depth",
+        ),
+        (
+            'check = "lower"',
+            'check = "keeps"\ndirection = "rising"\nover = ["cifar/resnet8", "cifar/resnet14"]',
+            "statement[1] a place names a model, which over does",
+        ),
         ("test_error = 1.0", "test_error = 101.0", "paper of ResNet: test_error = 101 must be from 0 to 100"),
         ("on = [", "gain = -0.3\non = [", "statement[1].gain cannot be -0.3"),
         ('"lstm"', '"fixed"', "statement[1].low.controller cannot be 'fixed'"),
@@ -243,7 +259,8 @@ def test_every_subject_that_a_run_can_have_may_stand_in_a_claim(tmp_path):
     stepped = [(kind, *start, *option) for kind in kinds for start in starts for option in options]
     for kind, *settings in (*(("plain", *start) for start in starts), *stepped):
         wanted = ", ".join([f'"{kind}"', *settings])
-        (tmp_path / "good.toml").write_text((GOOD + STATEMENT).replace('"lstm"', wanted))
+        good = GOOD + STATEMENT.replace('"plain"', '"channel(0.3)"')
+        (tmp_path / "good.toml").write_text(good.replace('"lstm"', wanted))
         changes = [f"controller.{setting.replace(' ', '')}" for setting in settings if "last_norm" not in setting]
         changes += [f"model.{setting.replace(' ', '')}" for setting in settings if "last_norm" in setting]
         recipe = load("paper/cifar10", [f"controller.kind={kind.replace('plain', 'none')}", *changes])

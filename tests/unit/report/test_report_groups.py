@@ -63,6 +63,15 @@ def test_a_run_as_long_as_the_paper_s_with_other_settings_is_not_the_paper_s(rec
     assert how(slow, claims, "lr 0.05, precision tf32").endswith("batch 64, lr 0.05), precision tf32")
     bare = task_of(like(records[0], "data.augment=none"))
     assert schedule_label(bare, claims) == ("other schedule (300 epochs, batch 64, augment none)", False)
+    for change, told in (
+        ("optimiser.label_smoothing=0.1", "label smoothing 0.1"),
+        ("optimiser.kind=adamw", "kind adamw"),
+        ("data.accumulate=8", "accumulate 8"),
+    ):
+        odd = task_of(like(records[0], change))
+        assert schedule_label(odd, claims) == (f"other schedule (300 epochs, batch 64, {told})", False)
+    several = task_of(replace(like(records[0]), world=8))  # each norm sees an eighth of the batch
+    assert schedule_label(several, claims) == ("other schedule (300 epochs, batch 64, processes 8)", False)
     imagenet = task_of(like(records[0], name="paper/imagenet"))
     assert schedule_label(imagenet, claims) == ("paper's schedule (100 epochs, batch 256)", True)
     assert schedule_label(task_of(like(records[0], name="paper/cifar100")), claims)[1]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from made import DIGITS, LSTM, ended, noisy, statement, stepped, task, verdict, verdicts
+from made import DIGITS, LSTM, ended, noisy, statement, stepped, task, trained, verdict, verdicts
 
 from timestepper.recipe.load import load
 from timestepper.records.subject import subject
@@ -137,6 +137,21 @@ def test_a_stand_in_is_every_resnet_that_was_run_on_either_data_set(asked):
     assert stand_ins == {(Place("cifar10"), Place("cifar100"))}
 
 
+def test_of_a_network_that_the_paper_does_not_have_no_setting_counts_as_the_paper_s():
+    """Without warm-up a transformer is one condition nearer to the schedule of the paper's ResNets."""
+    claims, _ = load_claims()
+    (channel,) = (each for each in claims["ours"].statement if each.id == "ours-channel-transformer")
+    own = {"model": "timm/vit_tiny_patch16_224", "optimiser_lr": "0.001", "model_options": f'"{channel.on[0].options}"'}
+    warm, cold = ({**own, "schedule_warmup_epochs": f"{epochs}"} for epochs in (5.0, 0.0))
+    ahead = [arm("channel(0.1)", 15, 5, **warm), arm("plain", 16, 5, **warm)]
+    behind = [arm("channel(0.1)", 17, **cold), arm("plain", 16, **cold)]
+    for arms, state in ((ahead, SUPPORTED), (behind, CONTRADICTED), ([*ahead, *behind], OPEN)):
+        found = judge({"training": claims["training"], "c": Claim("c", "Ours", "t", statement=(channel,))}, arms)
+        (main,) = (each for each in found if each.main)
+        assert main.state == state
+    assert main.detail.startswith("the settings disagree; ")
+
+
 # -- which network a statement is about --------------------------------------------------------------------------------
 
 
@@ -225,6 +240,81 @@ def test_a_slope_over_all_depths_is_not_contradicted_by_some():
     behind = [*at_depths(9, 9, 7), at_depths(0, 0, 0, 7)[3]], [*at_depths(7, 7, 8, 8, kind="plain")]
     del behind[0][1]  # no matter: at the first depth it is behind for certain
     assert verdict(gap, *behind[0], *behind[1]).state == CONTRADICTED
+
+
+def test_of_settings_that_all_lack_some_depths_none_is_picked_for_its_verdict():
+    """Three seeds that rise, at one length, and five that fall, at another."""
+    keeps = statement("keeps", group=LSTM, over=DEPTHS, on=(DIGITS,), direction="falling")
+    rising, tasks = at_depths(7, 8, 9), [task(model, epochs=9) for model in DEPTHS]
+    falling = [ended("lstm", [e + s for s in SCATTER], where) for e, where in zip((9, 8, 7), tasks, strict=False)]
+    assert verdict(keeps, *rising).state == CONTRADICTED
+    assert verdict(keeps, *falling).state == NOT_RUN
+    found = verdict(keeps, *rising, *falling)
+    assert (found.state, found.detail.startswith("the settings differ in size; so far ")) == (OPEN, True)
+    longer = [replace(each, task=where) for each, where in zip(rising, tasks, strict=False)]
+    found = verdict(keeps, *rising, *longer[:2])  # what both have
+    assert (found.state, "certainly not at depth 14 minus 8" in found.detail) == (CONTRADICTED, True)
+    assert "mean of 2 settings" in found.detail
+
+
+def test_a_setting_that_lacks_a_noise_level_still_speaks_against():
+    """Better by one point in one setting; worse by 13 in another, which was not measured at the strongest noise."""
+    noise, levels = statement("lower", "noise_error", noise=(0.0, 0.5, 1.0)), (0.0, 0.5, 1.0)
+
+    def measured(lstm, measured_at, **where):
+        errors = {"lstm": lstm, "plain": 7.0}
+        return [
+            noisy(kind, *([e + s] * len(measured_at) for s in SCATTER), levels=measured_at, where=task(**where))
+            for kind, e in errors.items()
+        ]
+
+    better, worse = measured(6.0, levels), measured(20.0, levels[:2], epochs=9)
+    assert verdict(noise, *better).state == SUPPORTED
+    found = verdict(noise, *worse)
+    assert (found.state, found.detail.endswith("; not measured: noise 1")) == (CONTRADICTED, True)
+    found = verdict(noise, *better, *worse)
+    assert (found.state, found.detail.startswith("the settings disagree; ")) == (OPEN, True)
+    found = verdict(noise, *measured(6.0, levels[:2]))
+    assert (found.state, found.detail.startswith("so far holds for certain at 2 of 2; ")) == (NOT_RUN, True)
+
+
+def test_a_setting_that_was_evaluated_less_often_still_speaks_against():
+    whole, seldom = statement("lower", "training_error"), [None, *[1] * 19]
+
+    def curves(lstm, shown, **where):
+        errors = {"lstm": lstm, "plain": 7.0}
+        return [
+            trained(kind, *([each and e + s for each in shown] for s in SCATTER), where=task(**where))
+            for kind, e in errors.items()
+        ]
+
+    ahead, behind = curves(6.0, [1] * 20), curves(20.0, seldom, epochs=9)
+    assert verdict(whole, *ahead).state == SUPPORTED
+    assert verdict(whole, *behind).state == CONTRADICTED
+    found = verdict(whole, *ahead, *behind)
+    assert (found.state, found.detail.startswith("the settings disagree; ")) == (OPEN, True)
+
+
+def test_slopes_whose_interval_ends_at_0_are_open_as_differences_are():
+    """Between no fall and one that is certain there is one whose interval ends at 0.00 in print."""
+    falls = statement("trend", group=LSTM, over=DEPTHS[:2], on=(DIGITS,), direction="falling")
+    first = ended("lstm", [8 + s for s in SCATTER], task(DEPTHS[0]))
+    states = {}
+    for fall in range(100):
+        found = verdict(falls, first, ended("lstm", [8 - fall / 500 + s for s in SCATTER], task(DEPTHS[1])))
+        states.setdefault(", 0.00], " in found.detail, set()).add(found.state)
+    assert states == {True: {OPEN}, False: {OPEN, SUPPORTED}}
+
+
+def test_what_is_certain_is_told_by_the_correction_that_decides():
+    """Of three depths of four the pairs decide, and the slope, which waits for the fourth, is not counted."""
+    keeps = statement("keeps", group=LSTM, over=DEPTHS, on=(DIGITS,), direction="falling")
+    for step in range(400):
+        most = 8.3 + step / 400
+        at = [ended("lstm", [e + 3 * s for s in SCATTER], task(m)) for m, e in zip(DEPTHS, (8, most, 8.2), strict=False)]
+        found = verdict(keeps, *at)
+        assert (found.state == CONTRADICTED) == ("certainly not at" in found.detail)
+    assert found.state == CONTRADICTED
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
