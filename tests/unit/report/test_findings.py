@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from timestepper.report import quantities
 from timestepper.report.quantities import at_noise
 from timestepper.report.statistics import average, difference, signed
 
@@ -75,7 +76,8 @@ def test_every_table_of_runs_is_filled_in(filling, arms, found):
 FIRST_TABLE = {
     "a CIFAR ResNet with batch norm": (
         "9 of each",
-        "minus plain: warm-up {warm-plain}, half start {half-plain}.",
+        "minus plain: warm-up {warm-plain}, half start {half-plain}. "
+        "With the paper's schedule too (3 of each there) the half start is just open, {both half-plain}. ",
     ),
     "the same, and you want learned step sizes": ("9 of each", "minus plain: `lstm` {lstm-plain} |"),
     "you warm up, or your blocks start at 0.5": (
@@ -87,7 +89,7 @@ FIRST_TABLE = {
         "minus plain: half start {half100-plain100}, `lstm` {lstm100-plain100} |",
     ),
     "your blocks start at 0": ("3 and 9", "start at 0 minus half start {zero-half} |"),
-    "noisy inputs": ("9 of each, and 3 of each at 300", "`lstm` minus plain {noise} |"),
+    "noisy inputs": ("9 of each, and 3 of each at 300", "`lstm` minus plain {noise}; 120 epochs alone {noise120}. "),
     "a ResNet without norms": (
         "12 and 3",
         "`channel(0.1)` minus Fixup's starting weights alone {channel-fixup}. "
@@ -98,16 +100,19 @@ FIRST_TABLE = {
         "minus plain: `channel(0.1)` {vit+channel-vit}, `lstm` {vit+lstm-vit}, `gain` {vit+gain-vit}. "
         "Plain errs at {vit} % |",
     ),
-    "that transformer": ("8 of each, 7 of `lstm`", "minus plain: `channel(0.1)` {vit+noise}; `lstm` is open |"),
+    "that transformer": ("8 of each, 7 of `lstm`", "minus plain: `channel(0.1)` {vit+noise}; `lstm` is open, "),
 }
 README_TABLE = {
-    "a CIFAR ResNet with batch norm": "| minus plain: warm-up {warm-plain}, half start {half-plain} |",
+    "a CIFAR ResNet with batch norm": (
+        "| minus plain: warm-up {warm-plain}, half start {half-plain} "
+        "(with 300 epochs too, 3 seeds there: {both half-plain}, just open) |"
+    ),
     "the same, and you want learned step sizes": "| minus plain: `lstm` {lstm-plain} |",
     "warm-up, or blocks that start at 0.5": "| `lstm` minus warm-up {lstm-warm}, `lstm` minus half start {lstm-half} |",
     "the same network on CIFAR-100, 5 seeds of each": (
         "| minus plain: half start {half100-plain100}, `lstm` {lstm100-plain100} |"
     ),
-    "noisy inputs": "| `lstm` minus plain {noise} |",
+    "noisy inputs": "| `lstm` minus plain {noise}; 120 epochs alone {noise120} |",
     "a ResNet without norms, 12 seeds |": (
         "| `channel(0.1)` minus Fixup's starting weights alone (3 seeds) {channel-fixup}. "
         "It errs at {channel} %, batch norm at {plain} % |"
@@ -115,7 +120,7 @@ README_TABLE = {
     "a small vision transformer, trained from scratch on CIFAR-10, 8 seeds of each, 7 of `lstm` |": (
         "| minus plain: `channel(0.1)` {vit+channel-vit}, `lstm` {vit+lstm-vit}. Plain errs at {vit} % |"
     ),
-    "that transformer": "| minus plain: `channel(0.1)` {vit+noise}; `lstm` is open |",
+    "that transformer": "| minus plain: `channel(0.1)` {vit+noise}; `lstm` is open, ",
 }
 _VIT = {"model": "timm/vit_tiny_patch16_224", "lr": "0.001", "warmup": "5"}
 _NORM_FREE = {"model": "cifar/nf_resnet56"}
@@ -147,8 +152,10 @@ def with_numbers(text, named, arms):
 
     def measured(found):
         low, _, high = found[1].partition("-")
-        if low == "noise":
-            return noise_of_both_schedules(arms)
+        if low in ("noise", "noise120"):
+            return at_both_schedules(arms, "lstm", partial(at_noise, what="error", level=0.2), 1, low == "noise120")
+        if low == "both half":
+            return at_both_schedules(arms, named["half"].subject.label, quantities.test_error, 2)
         if low == "vit+noise":
             return certain_noise(named["vit+channel"], named["vit"])
         if not high:
@@ -159,15 +166,19 @@ def with_numbers(text, named, arms):
     return re.sub(r"\{([^}]*)\}", measured, text)
 
 
-def noise_of_both_schedules(arms):
-    """At noise 0.2 the error of lstm minus that of plain."""
+def at_both_schedules(arms, label, measure, digits, short=False):
+    """ResNet-56 on CIFAR-10: an arm minus plain, mean of both schedules or the short one alone."""
     usual = [arm for arm in arms if (arm.task.model, arm.task.data) == ("cifar/resnet56", "cifar10")]
-    lstm, plain = ([arm for arm in usual if arm.subject.label == label] for label in ("lstm", "plain"))
-    noise = partial(at_noise, what="error", level=0.2)
-    pairs = [(one.mean(noise), other.mean(noise)) for one in lstm for other in plain if one.task == other.task]
-    assert len(pairs) == 2
-    together = average([difference(*pair) for pair in pairs])
-    return f"{signed(together.mean, 1)} {together.bounds(1)}"
+    ours, plain = ([arm for arm in usual if arm.subject.label == each] for each in (label, "plain"))
+    pairs = {
+        one.task.epochs: difference(one.mean(measure), other.mean(measure))
+        for one in ours
+        for other in plain
+        if one.task == other.task and len(one.runs) >= 3
+    }
+    assert set(pairs) == {120, 300}
+    found = pairs[120] if short else average([*pairs.values()])
+    return f"{signed(found.mean, digits)} {found.bounds(digits)}"
 
 
 def certain_noise(low, high):
@@ -222,7 +233,7 @@ def test_the_seeds_of_the_first_table_are_those_of_its_arms(named):
     for beginning, (seeds, text) in FIRST_TABLE.items():
         if "noise}" in text:  # two schedules; the arms of the row above
             continue
-        used = [name for pair in re.findall(r"\{([^}]*-[^}]*)\}", text) for name in pair.split("-")]
+        used = [name for pair in re.findall(r"\{([^} ]*-[^} ]*)\}", text) for name in pair.split("-")]
         found = [named[name] for name in used]
         assert not any(arm.diverged for arm in found), beginning
         counts = dict.fromkeys(str(len(arm.runs)) for arm in found)

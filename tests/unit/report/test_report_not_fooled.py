@@ -311,7 +311,8 @@ def test_what_is_certain_is_told_by_the_correction_that_decides():
     keeps = statement("keeps", group=LSTM, over=DEPTHS, on=(DIGITS,), direction="falling")
     for step in range(400):
         most = 8.3 + step / 400
-        at = [ended("lstm", [e + 3 * s for s in SCATTER], task(m)) for m, e in zip(DEPTHS, (8, most, 8.2), strict=False)]
+        errors = zip(DEPTHS, (8, most, 8.2), strict=False)
+        at = [ended("lstm", [e + 3 * s for s in SCATTER], task(m)) for m, e in errors]
         found = verdict(keeps, *at)
         assert (found.state == CONTRADICTED) == ("certainly not at" in found.detail)
     assert found.state == CONTRADICTED
