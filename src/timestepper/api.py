@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from timestepper import equations
 from timestepper.controlled import held_still
 from timestepper.controllers import Controller, ControllerSpec, parse
-from timestepper.controllers.base import is_float32
+from timestepper.controllers.base import fits_float32
 from timestepper.errors import (
     MismatchError,
     NonFiniteError,
@@ -104,7 +104,7 @@ def _start(start: str | float, controller: ControllerSpec) -> float | None:
         raise StepSizeError(f"{controller} has a start of its own; leave start= out")
     if start == "identity":
         return 1.0
-    if isinstance(start, bool) or not isinstance(start, Real) or not (is_float32(start) and start > 0):
+    if isinstance(start, bool) or not isinstance(start, Real) or not (fits_float32(start) and start > 0):
         raise StepSizeError(f"start must be paper, identity or a positive number of float32, not {start!r}")
     return float(start)
 

@@ -106,7 +106,7 @@ class Controlled:
         with held_still(self.root), self.no_autocast(self.root):
             for (stage, controller), read in zip(self.controlled(), self.reads, strict=True):
                 described = self.descriptors(self.root, read, controller)
-                found = called(controller, described)
+                found = step_sizes_of(controller, described)
                 wanted = len(read.sites), read.channels
                 if tuple(found.shape) != wanted:
                     raise StepSizeError(
@@ -171,7 +171,7 @@ class Controlled:
                     described = in_one(map(equations.visible_descriptor, rows))
                 return kernels.step_sizes(described, controllers, of)
         pairs = zip(reads, controllers, strict=True)
-        return in_one(called(controller, self.descriptors(root, read, controller)) for read, controller in pairs)
+        return in_one(step_sizes_of(controller, self.descriptors(root, read, controller)) for read, controller in pairs)
 
     def descriptors(self, root: nn.Module, read: Read, controller: Controller) -> Tensor:
         """What describes a stage, (L, D) in float32 or better; empty where the controller reads no weights."""
@@ -283,7 +283,7 @@ def _in_eval(module: Part) -> Part:
     return own
 
 
-def called(controller: Controller, described: Tensor) -> Tensor:
+def step_sizes_of(controller: Controller, described: Tensor) -> Tensor:
     """Its step sizes. Outside of a forward of the network FSDP leaves it in shards, which every rank has to gather."""
     if _here.looks and any(part.training for part in controller.modules()):
         controller = _in_eval(controller)

@@ -55,6 +55,11 @@ def write_atomic(path: Path, data: bytes) -> None:
         raise explain(error, path, len(data)) from error
 
 
+def write_json(path: Path, content: Any, indent: int = 1) -> None:
+    """Write a JSON file, whole or not at all."""
+    write_atomic(path, (json.dumps(content, indent=indent) + "\n").encode())
+
+
 def _beside(path: Path) -> IO[bytes]:
     """A new file of its own, for others may write the same one; locked as long as it is open, as those who live do."""
     while True:

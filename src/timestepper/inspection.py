@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from timestepper.api import detach, find_steps, is_attached, step_sizes
-from timestepper.controlled import called, held_still
+from timestepper.controlled import held_still, step_sizes_of
 from timestepper.equations import evolution_time
 from timestepper.errors import MismatchError, UnknownNameError, first_line
 from timestepper.links import in_shards
@@ -140,8 +140,8 @@ def descriptor_influence(net: nn.Module, shown: str = "zeros") -> dict[str, floa
     with held_still(found.root), found.no_autocast(found.root):  # as step_sizes are computed: in float32 or better
         for (stage, controller), read in zip(found.controlled(), found.reads, strict=True):
             described = found.descriptors(found.root, read, controller)
-            other = called(controller, replacement[shown](described))
-            moved[stage.name] = _known((called(controller, described) - other).abs().max()).item()
+            other = step_sizes_of(controller, replacement[shown](described))
+            moved[stage.name] = _known((step_sizes_of(controller, described) - other).abs().max()).item()
     return moved
 
 

@@ -256,7 +256,10 @@ def _has_hold_of_a_module(forward: Any) -> bool:
 
 @contextmanager
 def trained_is_expected() -> Iterator[None]:
-    """For who gives a trained network its own controllers; warnings.catch_warnings would reach into other threads."""
+    """Silences ``warn_if_trained``: controllers that were saved with a trained network belong to it.
+
+    (``warnings.catch_warnings`` would reach into other threads.)
+    """
     token = _expected.set(True)
     try:
         yield

@@ -4,7 +4,6 @@ Controllers are saved alone, ``steps.safetensors``, with ``steps.json`` beside i
 Folded weights are saved under the base model's own keys.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from timestepper.api import Network, attach, detach, find_steps, fold
 from timestepper.controllers import parse
 from timestepper.controllers.base import is_sharded
 from timestepper.errors import CheckpointError, MismatchError, WrappedModelError
-from timestepper.files import as_path, with_checksum, write_atomic
+from timestepper.files import as_path, with_checksum, write_json
 from timestepper.links import trained_is_expected
 from timestepper.sites import Discovery
 from timestepper.steps import Steps
@@ -84,7 +83,7 @@ def write_controllers(net: nn.Module, path: Path, **more: Any) -> Path:
             "network that is not, and save that one's"
         )
     write_tensors(tensors, path)
-    write_atomic(beside, (json.dumps(with_checksum(description), indent=2) + "\n").encode())
+    write_json(beside, with_checksum(description), 2)
     return path
 
 

@@ -10,6 +10,7 @@ in the middle of a forward.
 import functools
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -260,8 +261,7 @@ def _refuse_reentrant() -> None:
 
     Torch's, and those of others: an autograd Function that calls layers without gradients, to recompute them later.
     """
-    frame = sys._getframe()
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(sys._getframe()):
         first = frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_varnames else None
         if isinstance(first, FunctionCtx) and any(first.needs_input_grad):  # type: ignore[attr-defined]
             raise ActivationCheckpointingError(
@@ -269,4 +269,3 @@ def _refuse_reentrant() -> None:
                 "(use_reentrant=False; transformers: activation_checkpointing_kwargs={'use_reentrant': False}, "
                 "gradient_checkpointing_kwargs in older versions)"
             )
-        frame = frame.f_back  # type: ignore[assignment]

@@ -234,6 +234,11 @@ class Steps(Controlled):
         rows = [sizes[each.stage][each.begin // reads[each.stage].channels] for each in taken]
         return reparam.effective([each.entry for each in taken], raws, rows)
 
+    def trained_parameters(self) -> dict[str, Tensor]:
+        """The parameters that step sizes enter, as they are trained."""
+        names = [taken.entry.parameter for _, own in self._takes for _, taken in own]
+        return dict(zip(names, self._raws(self.root), strict=True))
+
     def effective_parameters(self) -> dict[str, Tensor]:
         """The parameters that the network runs with, where they differ from the trained ones."""
         found = {}

@@ -53,25 +53,22 @@ def parameter_groups(
     for option, value in (numbers | {"controller_lr": controller_lr}).items():
         if value is not None and (type(value) is bool or not isinstance(value, Real | Tensor) or not value >= 0):
             raise StepSizeError(f"{option} must be a number of at least 0, not {value!r}")
-    controllers = {id(parameter): parameter for parameter in controller_parameters(net)}
+    controllers = controller_parameters(net)
+    own = set(map(id, controllers))
     if controller_weight_decay is None:
         decays = find_steps(net).stepping.controller.controller.decays
         controller_weight_decay = weight_decay if decays else 0.0
-    options = {
-        "network": {"weight_decay": weight_decay},
-        "controllers": {"weight_decay": controller_weight_decay, "lr": controller_lr},
-    }
-    members = {
-        "network": [p for p in net.parameters() if id(p) not in controllers],
-        "controllers": list(controllers.values()),
+    groups = {
+        "network": ([p for p in net.parameters() if id(p) not in own], {"weight_decay": weight_decay}),
+        "controllers": (controllers, {"weight_decay": controller_weight_decay, "lr": controller_lr}),
     }
     return [
         {
             "name": name,
-            "params": [parameter for parameter in members[name] if parameter.requires_grad],
-            **{key: value for key, value in options[name].items() if value is not None},
+            "params": [parameter for parameter in members if parameter.requires_grad],
+            **{option: value for option, value in options.items() if value is not None},
         }
-        for name in members
+        for name, (members, options) in groups.items()
     ]
 
 

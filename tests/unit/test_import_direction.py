@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "inspection": {"api", "sites", "steps", "equations", "controlled", "links"},
     "tensors": {"files"},
     "saving": {"api", "controllers", "sites", "steps", "files", "links", "tensors"},
-    "integrations": {"api", "links", "reparam", "saving", "steps", "root", "tensors"},
+    "integrations": {"api", "links", "saving", "steps", "root", "tensors"},
     "stability": {"equations", "api", "sites"},
     "data": {"files"},
     "engine": {"files", "kernels", "torchrun"},

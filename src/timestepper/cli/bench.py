@@ -25,13 +25,11 @@ def bench(
     commit: Annotated[str | None, typer.Option(help="commit to write down where git cannot tell")] = None,
 ) -> None:
     """Compare training, inference, memory and compile time of plain, literal, ours and peers in one run."""
-    import json as json_format
-
     from timestepper.bench import compare
     from timestepper.bench.steps import MODES, Settings
     from timestepper.engine.runtime import PRECISIONS, choose_device
     from timestepper.errors import UnknownNameError
-    from timestepper.files import prepare_file, write_atomic
+    from timestepper.files import prepare_file, write_json
     from timestepper.sites import input_pixels
 
     chosen = choose_device(device)
@@ -63,5 +61,5 @@ def bench(
     )
     result = compare.compare(settings, say=lambda line: typer.echo(line, err=True), commit=commit)
     if json:
-        write_atomic(json, (json_format.dumps(result, indent=1) + "\n").encode())
+        write_json(json, result)
     compare.show(result)

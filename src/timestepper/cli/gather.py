@@ -22,7 +22,7 @@ from timestepper.report.results import duration
 from timestepper.report.tables import Table, TableCell
 from timestepper.runs.run import Run
 from timestepper.sweeps import plan, reproduce
-from timestepper.terminal import tell
+from timestepper.terminal import tell, warn
 
 _COUNTED = ("table1", "table2", "table3", "table6")
 
@@ -49,7 +49,8 @@ class Collection:
 
     def warn(self) -> None:
         """Say which files were left out."""
-        warn(self.problems + self.damaged + groups.repeated(self.records))
+        for problem in self.problems + self.damaged + groups.repeated(self.records):
+            warn(problem)
 
     def write(self, out: Path, title: str) -> None:
         """The page; with claims also what they let count, and what is still to run of everything but the demo."""
@@ -112,7 +113,7 @@ def compute(claims: Claims) -> Computed:
             shapes |= {model: structure(model)} if model in shown else {}
         except TimestepperError as error:
             files = (f"{n}.toml" for n in claims if model in shaped[n] | {of for of, _ in named[n]})
-            warn([f"{', '.join(files)}: not counted: {error}"])
+            warn(f"{', '.join(files)}: not counted: {error}")
     return Computed(counted, shapes, solutions())
 
 
@@ -188,12 +189,6 @@ def check_page(out: Path, option: str) -> None:
 
 
 # -- on the terminal ---------------------------------------------------------------------------------------------------
-
-
-def warn(problems: Iterable[str]) -> None:
-    """Say on stderr which files were left out."""
-    for problem in problems:
-        tell(f"warning: {problem}", error=True)
 
 
 def show(tables: Sequence[Table], as_json: bool = False) -> None:

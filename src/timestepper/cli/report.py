@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from timestepper.terminal import tell
+from timestepper.terminal import tell, warn
 
 TITLE = "Learned time steps: the paper and what we measured"
 
@@ -32,7 +32,7 @@ def report(
     found = gather.Collection(folder, runs, claims or gather.FOLDER)
     found.warn()
     if not found.records:
-        gather.warn([f"{folder} holds no sound record; timestepper reproduce NAME makes them"])
+        warn(f"{folder} holds no sound record; timestepper reproduce NAME makes them")
     found.write(out, title)
     counted = sum(len(arm.runs) for arm in group(found.records))  # copies do not count
     tell(f"{counted} records from {folder}: {out} and {out.with_suffix('.md')}")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -195,10 +195,10 @@ def _submit(
     from timestepper.runs.run import FINISHED
     from timestepper.sweeps.cluster import submit
     from timestepper.sweeps.jobs import look
-    from timestepper.sweeps.plan import opened_once
+    from timestepper.sweeps.plan import Shared
 
     look(runs)
-    left, dataset = [], opened_once()
+    left, dataset = [], Shared().dataset
     for run in runs:
         run.results = run.results and run.results.absolute()
         if run.state == FINISHED:
@@ -241,40 +241,23 @@ def _train(runs: "list[Run]", chosen: "list[Run]", jobs: int, processes: int | N
 
 
 def _without_record(runs: "list[Run]", results: Path | None) -> "list[Run]":
-    """The runs that have no sound record yet."""
+    """The runs that are to be trained, or measured on weights that are here; what is to be said of the others is."""
     if results is None:
         return runs
     from timestepper import records
-    from timestepper.cli import gather
-    from timestepper.recipe.load import identity
     from timestepper.records.diverged import skipped
-    from timestepper.sweeps.plan import has_images, opened_once
+    from timestepper.sweeps import reproduce
 
     (known, problems), (failed, damaged) = records.load_records(results), records.load_diverged(results)
-    gather.warn(problems + damaged)
-    recorded = {(identity(record.recipe), record.data_sha256): record for record in known if not record.changed}
-    diverged = {(identity(run.recipe), run.data_sha256): None for run in failed if not run.changed}
-    dataset = opened_once()
-
-    def found(run: "Run", made: dict[tuple[str, str], Any]) -> list[Any]:
-        own = run.identity
-        return [each for (told, images), each in made.items() if told == own and has_images(run, images, dataset)]
-
-    left = [run for run in runs if not (made := found(run, recorded)) or _is_to_measure(run, made[0])]
-    if len(left) < len(runs):
-        tell(f"{len(runs) - len(left)} of {len(runs)} runs have a record in {results} and are skipped")
-    again = [run for run in left if found(run, recorded) or not found(run, diverged)]
-    if len(again) < len(left):
-        tell(skipped(len(left) - len(again), len(runs), results))
-    return again
-
-
-def _is_to_measure(run: "Run", record: Any) -> bool:
-    """Whether its record lacks what its weights, which are here, can give."""
-    from timestepper.records import RECORD
-
-    lacking = [name for name in run.measures if getattr(record, name) is None]
-    if lacking and not (run.path / RECORD).exists():
-        warn(f"{record.path} lacks {', '.join(lacking)}, and {run.path}, which has the weights, is gone")
-        return False
-    return bool(lacking)
+    for problem in problems + damaged:
+        warn(problem)
+    reproduce.plan(runs, known, failed)
+    for run in runs:
+        if run.state == reproduce.UNMEASURED:
+            warn(f"the record of {run.path} lacks {run.message}, and its weights are gone")
+    left = [run for run in runs if run.state not in (*reproduce.SETTLED, reproduce.UNMEASURED)]
+    if recorded := sum(run.state in (reproduce.DONE, reproduce.UNMEASURED) for run in runs):
+        tell(f"{recorded} of {len(runs)} runs have a record in {results} and are skipped")
+    if diverged := len(runs) - len(left) - recorded:
+        tell(skipped(diverged, len(runs), results))
+    return left

@@ -104,10 +104,6 @@ class ControllerSpec:
     options: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def reads_weights(self) -> bool:
-        return self.controller.reads_weights
-
-    @property
     def controller(self) -> type[Controller]:
         return KINDS.get(self.kind) or _UNNAMED[self.kind]
 

@@ -71,7 +71,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def is_float32(value: float) -> bool:
+def fits_float32(value: float) -> bool:
     """Whether it is a number that float32 has: neither NaN nor so large that it would become infinite."""
     return abs(value) <= torch.finfo(torch.float32).max
 

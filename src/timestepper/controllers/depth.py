@@ -2,7 +2,7 @@
 
 import math
 
-from timestepper.controllers.base import StageShape, is_float32
+from timestepper.controllers.base import StageShape, fits_float32
 from timestepper.controllers.fixed import Fixed
 from timestepper.errors import StepSizeError
 
@@ -17,7 +17,7 @@ class Depth(Fixed):
             value = shape.sites**-alpha
         except OverflowError:
             value = math.inf
-        if not (is_float32(value) and value > 0):
+        if not (fits_float32(value) and value > 0):
             raise StepSizeError(
                 f"depth({alpha}) makes the step size of {shape.sites} sites {value}, which no network can run with; "
                 "try depth(0.5)"

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from timestepper.controllers.base import Controller, StageShape, is_float32
+from timestepper.controllers.base import Controller, StageShape, fits_float32
 from timestepper.errors import StepSizeError
 
 
@@ -14,7 +14,7 @@ class Fixed(Controller):
     own_start = True
 
     def __init__(self, shape: StageShape, value: float):
-        if not (is_float32(value) and value > 0):
+        if not (fits_float32(value) and value > 0):
             raise StepSizeError(f"a fixed step size must be a positive number of float32, not {value}; try fixed(0.01)")
         super().__init__(shape)
         self.value = value

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from timestepper.controllers.base import Controller, StageShape, is_float32
+from timestepper.controllers.base import Controller, StageShape, fits_float32
 from timestepper.errors import StepSizeError
 
 
@@ -14,7 +14,7 @@ class Scalar(Controller):
     own_start = True
 
     def __init__(self, shape: StageShape, value: float):
-        if not is_float32(value):
+        if not fits_float32(value):
             kind = type(self).__name__.lower()
             raise StepSizeError(
                 f"the first step size of {kind} must be a number of float32, not {value}; try {kind}(0.1)"

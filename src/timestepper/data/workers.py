@@ -94,11 +94,10 @@ class Workers:
             self._missing[slot] += 1
 
     def _take(self, slot: int) -> tuple[Sequence[Sample], slice]:
-        """A slot once it is full. Looks at every worker in any case, so that a death does not go unnoticed."""
-        patience: float | None = 0.0
-        while patience is not None or self._missing[slot]:
-            self._listen(patience)
-            patience = None
+        """A slot once it is full."""
+        self._listen(0.0)  # in any case, so that a death does not go unnoticed
+        while self._missing[slot]:
+            self._listen(None)
         if self._errors[slot]:
             raise DataError(min(self._errors[slot].items())[1])
         return self._jobs[slot], slice(slot * self._batch, (slot + 1) * self._batch)

@@ -29,8 +29,8 @@ class Evaluation:
         self._totals = torch.zeros(4, dtype=torch.float64, device=runtime.device)
         self._add = runtime.graphed(self._add_batch, group.active)
 
-    def steps(self, batches: Batches) -> Generator[torch.cuda.Event | None, None, dict[str, float]]:
-        """Yield after each batch that was handed to the device; return the figures of the whole set.
+    def steps(self, batches: Batches) -> Generator[torch.cuda.Event | None, None, None]:
+        """Yield after each batch that was handed to the device; then the ``figures`` are those of the whole set.
 
         The last yield of a GPU is the event that its figures wait for.
         """
@@ -49,17 +49,13 @@ class Evaluation:
             yield torch.cuda.current_stream().record_event()
         loss, correct, among5, count = totals.tolist()
         errors = {"error": (count - correct) / count, "top5_error": (count - among5) / count}
-        return {"loss": loss / count, **errors, "samples": int(count)}
+        self.figures = {"loss": loss / count, **errors, "samples": int(count)}
 
     def run(self, batches: Batches, poll: Callable[[], None] = lambda: None) -> dict[str, float]:
         """All of it at once."""
-        steps = self.steps(batches)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                return end.value
+        for _ in self.steps(batches):
             poll()
+        return self.figures
 
     @torch.no_grad()
     def _add_batch(self, images: Tensor, labels: Tensor) -> Tensor:

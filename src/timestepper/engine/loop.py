@@ -206,18 +206,15 @@ class Training:
             self.journal.show_epoch(line, observed.columns, self.schedule.epochs)
 
     def _evaluate(self, test: Batches) -> Generator[int, None, dict[str, float]]:
-        with contextlib.closing(self._evaluation.steps(test)) as evaluation:
-            while True:
-                try:
-                    event = next(evaluation)
-                except StopIteration as end:
-                    return end.value
+        with contextlib.closing(self._evaluation.steps(test)) as events:
+            for event in events:
                 if self.group.active:
                     self._mailbox.post(None, self.group.gather(torch.cat([self._quiet.new_zeros(5), self._requests()])))
                     self._collect()
                 if self._wishes()[0]:
                     yield from self._answer()
                 yield from self._patience(event) if event else (self.step,)
+        return self._evaluation.figures
 
     # -- requests and reports ----------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import socket
@@ -14,7 +13,7 @@ from typing import Any
 
 from timestepper import validate
 from timestepper.errors import RunDirectoryError, TimestepperError
-from timestepper.files import LEFTOVER, explain, open_own, remove_leftovers, write_atomic
+from timestepper.files import LEFTOVER, explain, open_own, remove_leftovers, write_json
 from timestepper.validate import Source
 
 LOCK, STATUS, RECIPE, METRICS, TIMING = "run.lock", "status.json", "recipe.toml", "metrics.jsonl", "timing.jsonl"
@@ -111,7 +110,7 @@ class RunDirectory:
         content = {"state": state, "pid": os.getpid(), "host": socket.gethostname()}
         content |= {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **fields, "process": birth(os.getpid())}
         with self.writing():
-            write_atomic(self.path / STATUS, (json.dumps(content, indent=2) + "\n").encode())
+            write_json(self.path / STATUS, content, 2)
 
     def close(self) -> None:
         """Give the lock back; a start that wrote nothing leaves nothing behind."""

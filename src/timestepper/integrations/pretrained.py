@@ -19,7 +19,6 @@ from torch import nn
 
 from timestepper.api import find_steps, fold
 from timestepper.errors import CheckpointError
-from timestepper.reparam import trained
 from timestepper.root import CONTROLLERS as CHILD
 from timestepper.root import root_methods
 from timestepper.saving import load_controllers, read_description, write_controllers
@@ -56,7 +55,7 @@ def _save_pretrained(original: Any) -> Callable:
         folder.mkdir(parents=True, exist_ok=True)
         saved = original.save_pretrained(fold(self) if folded else self, save_directory, **options)
         if folded:
-            write_tensors(_entered(self), folder / TRAINED)
+            write_tensors(find_steps(self).trained_parameters(), folder / TRAINED)
         else:
             (folder / TRAINED).unlink(missing_ok=True)  # these weights are the trained ones
         write_controllers(self, folder / CONTROLLERS, folded=folded, weights=_sums(folder))
@@ -113,7 +112,7 @@ def from_pretrained(kind: Any, folder: str | Path, *, example: Any = None, **opt
     if folded:
         with torch.no_grad():
             saved = read_tensors(folder / TRAINED)
-            entered = _entered(net)
+            entered = find_steps(net).trained_parameters()
             if saved.keys() != entered.keys():
                 odd = min(saved.keys() ^ entered.keys())
                 raise CheckpointError(
@@ -122,15 +121,6 @@ def from_pretrained(kind: Any, folder: str | Path, *, example: Any = None, **opt
             for name, tensor in entered.items():
                 tensor.copy_(saved[name])
     return net
-
-
-def _entered(net: nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters that step sizes enter, as they are trained."""
-    root = find_steps(net).root
-    names = find_steps(net).effective_parameters()
-    split = {name: name.rpartition(".") for name in names}
-    found = {name: trained(root.get_submodule(layer), own) for name, (layer, _, own) in split.items()}
-    return {name: tensor.detach() for name, tensor in found.items() if tensor is not None}
 
 
 def _sums(folder: Path) -> dict[str, str]:

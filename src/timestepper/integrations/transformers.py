@@ -1,8 +1,8 @@
 """A callback for transformers: ``Trainer(model, args, callbacks=[StepSizes(fold_to="folder")])``."""
 
 import sys
+import traceback
 from pathlib import Path
-from types import FrameType
 
 from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler
@@ -44,11 +44,9 @@ class StepSizes(TrainerCallback):
 
         The list of all is with the handler that calls this one. No event is given it, so it is looked for there.
         """
-        frame: FrameType | None = sys._getframe()
-        while frame is not None:
-            handler = frame.f_locals.get("self")
-            if isinstance(handler, CallbackHandler):
-                handler.callbacks.remove(self)
-                handler.callbacks.insert(0, self)  # those behind stay in their places: the handler's loop goes on
-                return
-            frame = frame.f_back
+        frames = (frame for frame, _ in traceback.walk_stack(sys._getframe()))
+        handlers = (frame.f_locals.get("self") for frame in frames)
+        handler = next((each for each in handlers if isinstance(each, CallbackHandler)), None)
+        if handler is not None:
+            handler.callbacks.remove(self)
+            handler.callbacks.insert(0, self)  # those behind stay in their places: the handler's loop goes on

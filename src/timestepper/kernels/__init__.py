@@ -23,7 +23,7 @@ WIDEST = 256  # beyond this a stage's recurrence is better off with a matrix lib
 
 
 def fits(weights: list[Tensor], controllers: Sequence[Controller], insist: bool = False) -> Known | None:
-    """Whether the kernels can run these weights and controllers: what they then know of them; else None.
+    """What is known of these weights and controllers, if the kernels can run them; else None.
 
     With ``insist`` an error says why not, and the operators are taken where they have no kernels too (on a CPU, in
     float64): they run their reference.
@@ -58,7 +58,7 @@ def step_sizes(described: Tensor, controllers: Sequence[Controller], of: Known) 
 
 
 def scales(parameters: list[Tensor], steps: Tensor, insist: bool = False) -> Known | None:
-    """Whether one kernel can multiply these parameters by their step sizes: all of them one number per channel."""
+    """What is known of these parameters, one number per channel each, if one kernel can multiply all; else None."""
 
     def alike() -> bool:
         shaped = all(p.dim() == 1 and p.is_contiguous() and p.dtype == steps.dtype for p in parameters)

@@ -3,16 +3,15 @@
 A training loop asks the same of the same tensors at every step: it should cost no more than a look at each of them.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_kept: OrderedDict[tuple, "Known"] = OrderedDict()
 _MOST = 64
 _captured: list[Tensor] = []  # which a CUDA graph reads at every replay: these must live on
 
@@ -47,13 +46,12 @@ class Known:
 def known(tensors: Sequence[Tensor]) -> Known:
     """By address, type, shape and strides: for other tensors in the same places the same holds."""
     looks = (Tensor.data_ptr, attrgetter("dtype"), Tensor.size, Tensor.stride)
-    key = (tensors[0].device, *(tuple(map(look, tensors)) for look in looks))
-    found = _kept.get(key)
-    if found is None:
-        found = _kept[key] = Known()
-        while len(_kept) > _MOST:
-            _kept.popitem(last=False)
-    return found
+    return _known(tensors[0].device, *(tuple(map(look, tensors)) for look in looks))
+
+
+@lru_cache(maxsize=_MOST)
+def _known(*looked: Hashable) -> Known:
+    return Known()
 
 
 def _made_aside(rows: Sequence, device: torch.device) -> Tensor:

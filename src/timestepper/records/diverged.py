@@ -4,45 +4,30 @@ Without them a mean over the runs that ended looks better than it is. A sweep do
 that ends when it is tried again has diverged all the same: whoever knows why removes the file.
 """
 
-import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from timestepper import validate
 from timestepper.errors import RecordError
-from timestepper.files import make_folder, with_checksum, write_atomic
+from timestepper.files import make_folder, with_checksum, write_json
 from timestepper.records.files import own_place, sound
 from timestepper.records.making import WHOLE, commit, versions
-from timestepper.records.record import Setting, check_recipe
-from timestepper.records.subject import Subject, subject_of
+from timestepper.records.record import Result, check_recipe
+from timestepper.validate import limited
 
 FOLDER = "diverged"
 
 
-@dataclass(frozen=True)
-class Diverged:
+@dataclass(frozen=True, kw_only=True)
+class Diverged(Result):
     """One of them; ``step`` is the update that could not be made."""
 
-    kind: str = field(metadata={"choices": ("diverged",)})
-    name: str
-    seed: int
-    recipe: dict[str, dict[str, Setting]]
-    data_sha256: str
-    step: int = field(metadata={"least": 0})
+    kind: str = limited(choices=("diverged",))
+    step: int = limited(least=0)
     error: str
-    device: str
-    commit: str
-    versions: dict[str, str]
-    world: int = field(default=1, metadata={"least": 1})
-    changed: str = ""  # in its recipe, while it ran
-    path: str = ""
-
-    @property
-    def subject(self) -> Subject:
-        return subject_of(self.recipe, self.changed)
 
 
 def publish_diverged(recipe: Mapping[str, Mapping[str, Any]], results: Path, **facts: Any) -> None:
@@ -50,7 +35,7 @@ def publish_diverged(recipe: Mapping[str, Mapping[str, Any]], results: Path, **f
     content = {"schema": WHOLE, "kind": "diverged", "seed": recipe["run"]["seed"], "recipe": recipe, **facts}
     content = with_checksum(content | {"commit": commit(), "versions": versions()})
     make_folder(results / FOLDER)
-    write_atomic(own_place(results / FOLDER, content), (json.dumps(content, indent=1) + "\n").encode())
+    write_json(own_place(results / FOLDER, content), content)
 
 
 def load_diverged(results: Path) -> tuple[list[Diverged], list[str]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from timestepper import validate
 from timestepper.errors import RecordError, first_line
-from timestepper.files import digest, make_folder, read_file, with_checksum, write_atomic
+from timestepper.files import digest, make_folder, read_file, with_checksum, write_atomic, write_json
 from timestepper.recipe.load import identity
 from timestepper.records import curves
 from timestepper.records.making import WHOLE, file_name
@@ -35,7 +35,7 @@ _AGAIN = "remove it, and the same command makes it again from the run's last che
 def write(content: dict[str, Any], run: Path) -> None:
     """Write the record of a run into its directory, whole or not at all."""
     make_folder(run)
-    write_atomic(run / RECORD, (json.dumps(content, indent=1) + "\n").encode())
+    write_json(run / RECORD, content)
 
 
 def read(run: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from timestepper import validate
 from timestepper.records.curves import Arrays
 from timestepper.records.subject import Subject, subject_of
+from timestepper.validate import limited
 
 MOST = 3.5e38  # no float32 holds more, and sums and squares of such numbers fit a float
 NOISE_LEVELS = tuple(level / 10 for level in range(11))  # that a finished network is measured at
@@ -73,34 +74,41 @@ class Stability:
     step_sizes: tuple[float, ...] = field(default=(), metadata=_NUMBER)
 
 
-@dataclass(frozen=True)
-class Record:
-    """One finished run; ``loss``, ``error`` and ``steps`` go over its epochs, ``step_sizes`` are those at its end."""
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What is known of every run that came to an end, good or bad."""
 
-    kind: str = field(metadata={"choices": ("training",)})
+    kind: str
     name: str
     seed: int
     recipe: dict[str, dict[str, Setting]]
     data_sha256: str
-    final: Final
     device: str
     commit: str
     versions: dict[str, str]
-    wall_seconds: float = field(metadata=_AMOUNT)
-    gpu_seconds: float | None = field(default=None, metadata=_AMOUNT)  # its share of the card's time
-    world: int = field(default=1, metadata={"least": 1})  # processes that share each batch; norms see a part of it
-    noise: Noise | None = None
-    stability: Stability | None = None
+    world: int = limited(1, least=1)  # processes that share each batch; norms see a part of it
     changed: str = ""  # in its recipe, while it ran
     path: str = ""
-    loss: Sequence[float] = ()
-    error: Sequence[float | None] = ()  # None where an epoch was not evaluated
-    steps: Rows = field(default_factory=dict)  # by stage, epoch and block
-    step_sizes: Rows = field(default_factory=dict)  # by stage, block and channel
 
     @property
     def subject(self) -> Subject:
         return subject_of(self.recipe, self.changed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(Result):
+    """One finished run; ``loss``, ``error`` and ``steps`` go over its epochs, ``step_sizes`` are those at its end."""
+
+    kind: str = limited(choices=("training",))
+    final: Final
+    wall_seconds: float = field(metadata=_AMOUNT)
+    gpu_seconds: float | None = field(default=None, metadata=_AMOUNT)  # its share of the card's time
+    noise: Noise | None = None
+    stability: Stability | None = None
+    loss: Sequence[float] = ()
+    error: Sequence[float | None] = ()  # None where an epoch was not evaluated
+    steps: Rows = field(default_factory=dict)  # by stage, epoch and block
+    step_sizes: Rows = field(default_factory=dict)  # by stage, block and channel
 
 
 def build(table: Mapping[str, Any], arrays: Arrays, source: validate.Source) -> Record:
@@ -121,7 +129,7 @@ def build(table: Mapping[str, Any], arrays: Arrays, source: validate.Source) -> 
     return replace(record, **_curves(arrays, epochs, source))
 
 
-def check_recipe(record: Any, source: validate.Source) -> None:
+def check_recipe(record: Result, source: validate.Source) -> None:
     """Refuse a record whose recipe lacks what tables need, or is that of another seed."""
     for (section, key), (kind, limits) in _NEEDED.items():
         setting = record.recipe.get(section, {}).get(key)

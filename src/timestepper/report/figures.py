@@ -10,7 +10,7 @@ from typing import Any
 from timestepper.records.record import Record, Stability
 from timestepper.records.subject import PLAIN, Subject
 from timestepper.report import quantities, svg
-from timestepper.report.groups import Arm, Label, Task, by_task, condition_labels, differences, plain_of, same_start_of
+from timestepper.report.groups import Arm, Label, Task, arm_of, by_task, condition_labels, differences, same_start_of
 from timestepper.report.names import data_name
 from timestepper.report.quantities import Curve
 from timestepper.report.statistics import Estimate, signed
@@ -49,7 +49,7 @@ def comparison(arms: Sequence[Arm], label: Label) -> Figure:
     """Differences to the plain network with their intervals, a panel per task and base, all on the same axis."""
     found: list[tuple[str, list[tuple[Arm, Estimate]]]] = []
     for task, bundle in sorted(by_task(arms).items(), key=lambda item: -len(item[1])):
-        bases = {"plain": plain_of(bundle), "plain that starts at half steps": same_start_of(bundle)}
+        bases = {"plain": arm_of(bundle), "plain that starts at half steps": same_start_of(bundle)}
         for name, base in bases.items():
             known = [pair for pair in differences(bundle, base) if pair[1].known] if base else []
             if known:
@@ -184,7 +184,7 @@ def depth(arms: Sequence[Arm], how: Callable[[Task, str], str]) -> Figure:
     return Figure("depth", "Error over depth", caption, panels, legend)
 
 
-# -- inside ------------------------------------------------------------------------------------------------------------
+# -- inside the network: step sizes and stability ----------------------------------------------------------------------
 
 
 def step_sizes(arms: Sequence[Arm], label: Label) -> Figure:

@@ -9,7 +9,7 @@ from typing import Any
 from timestepper.recipe.load import sections
 from timestepper.recipe.schema import Recipe
 from timestepper.records.diverged import Diverged
-from timestepper.records.record import Record
+from timestepper.records.record import Record, Result
 from timestepper.records.subject import HALF_START, PLAIN, Subject
 from timestepper.report import quantities
 from timestepper.report.claims import Claims, PaperSchedule
@@ -143,7 +143,7 @@ def _outcome(record: Record) -> tuple:
     return task_of(record), record.subject, record.loss, record.final, record.noise, record.stability
 
 
-def task_of(record: Record | Diverged) -> Task:
+def task_of(record: Result) -> Task:
     """The conditions of a run."""
     return task_from(record.recipe, record.data_sha256, record.world)
 
@@ -235,16 +235,16 @@ def by_task(arms: Iterable[Arm]) -> dict[Task, list[Arm]]:
     return bundles
 
 
-def plain_of(arms: Sequence[Arm], subject: Subject = PLAIN) -> Arm | None:
+def arm_of(arms: Sequence[Arm], subject: Subject = PLAIN) -> Arm | None:
     return next((arm for arm in arms if arm.subject == subject), None)
 
 
 def same_start_of(arms: Sequence[Arm]) -> Arm | None:
     """The plain network whose blocks start at half their size, as a controller's do: what a controller must beat."""
-    return plain_of(arms, HALF_START)
+    return arm_of(arms, HALF_START)
 
 
 def differences(arms: Sequence[Arm], base: Arm | None = None) -> list[tuple[Arm, Estimate]]:
     """Each arm's test error minus that of the base, which is the plain network where none is named."""
-    base = base or plain_of(arms)
+    base = base or arm_of(arms)
     return [] if base is None else [(arm, difference(arm.error, base.error)) for arm in arms if arm is not base]

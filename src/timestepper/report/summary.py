@@ -5,7 +5,7 @@ from typing import Any
 
 from timestepper.report import counts
 from timestepper.report.claims import Claims
-from timestepper.report.groups import Arm, Label, by_task, differences, plain_of, same_start_of, schedule_label
+from timestepper.report.groups import Arm, Label, arm_of, by_task, differences, same_start_of, schedule_label
 from timestepper.report.names import PAPER_DATA
 from timestepper.report.statistics import NOT_RUN, STATES, difference, signed
 from timestepper.report.verdicts import Verdict, headline
@@ -39,7 +39,7 @@ def count_states(found: Sequence[Verdict]) -> str:
 
 def _main_tasks(arms: Sequence[Arm], claims: Claims) -> list[list[Arm]]:
     """Two tasks with a plain network to compare with: one of the paper's schedule, and the one with most runs."""
-    bundles = [bundle for bundle in by_task(arms).values() if plain_of(bundle) and len(bundle) > 1]
+    bundles = [bundle for bundle in by_task(arms).values() if arm_of(bundle) and len(bundle) > 1]
     bundles.sort(key=lambda bundle: -sum(len(arm.runs) for arm in bundle))
     tasks = ((bundle, bundle[0].task) for bundle in bundles)
     own = [bundle for bundle, task in tasks if task.data in PAPER_DATA and schedule_label(task, claims)[1]]
@@ -49,7 +49,7 @@ def _main_tasks(arms: Sequence[Arm], claims: Claims) -> list[list[Arm]]:
 def _compare(bundle: Sequence[Arm], label: Label) -> str:
     """The plain network and the first other one; and what is left where both start alike."""
     (other, apart), *_ = differences(bundle)
-    plain, fair = plain_of(bundle), same_start_of(bundle)
+    plain, fair = arm_of(bundle), same_start_of(bundle)
     assert plain is not None
     name = other.subject.label
     span = f", 95% interval {apart.bounds()}" if apart.known else f" ({apart.bounds()})"

@@ -2,7 +2,9 @@
 
 import copy
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -94,26 +96,22 @@ def _called(net: nn.Module, call: Call, dtype: torch.dtype, paths: set[str]) -> 
     found: dict[str, Home] = {}
     left: set[str] = set()
 
-    def watch(path: str) -> list[Any]:
-        def entered(module, args, kwargs):
-            if path not in found:
-                found[path] = Home(path, Call(*_copy((args, kwargs))), Counter())
+    def entered(path: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        if path not in found:
+            found[path] = Home(path, Call(*_copy((args, kwargs))), Counter())
 
-        def leave(module, args, output):
-            if path not in left:
-                left.add(path)
-                found[path].sums = watching.seen.copy()
+    def leave(path: str, module: nn.Module, args: tuple, output: Any) -> None:
+        if path not in left:
+            left.add(path)
+            found[path].sums = watching.seen.copy()
 
-        module = net.get_submodule(path)
-        return [module.register_forward_pre_hook(entered, with_kwargs=True), module.register_forward_hook(leave)]
-
-    handles = [handle for path in sorted(paths) for handle in watch(path)]
-    try:
+    with ExitStack() as hooks:
+        for path in sorted(paths):
+            module = net.get_submodule(path)
+            hooks.enter_context(module.register_forward_pre_hook(partial(entered, path), with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(partial(leave, path)))
         with watching.places.followed(), watching:
             call(net, dtype, watching.places)
-    finally:
-        for handle in handles:
-            handle.remove()
     return found
 
 

@@ -1,5 +1,6 @@
 """The residual sums of a network and the sites that they make, from the graph of one forward."""
 
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 from typing import cast
@@ -169,10 +170,7 @@ def _apart(found: list[tuple[_Branch, Absorbed]]) -> tuple[list[list[tuple[_Bran
     for branch, absorbed in found:
         key = tuple(absorbed.entries.values()), tuple(_described(branch.between))
         sites.setdefault(key, []).append((branch, absorbed))
-    takers: dict[tuple[str, str], int] = {}
-    for entries, _ in sites:
-        for entry in entries:
-            takers[entry.layer, entry.name] = takers.get((entry.layer, entry.name), 0) + 1
+    takers = Counter((entry.layer, entry.name) for entries, _ in sites for entry in entries)
     taken, refused = [], []
     for (entries, _), members in sites.items():
         double = next((entry for entry in entries if takers[entry.layer, entry.name] > 1), None)

@@ -12,12 +12,12 @@ from torch import nn
 from timestepper.errors import MismatchError, NoSitesError, UnknownNameError, UnsupportedSiteError
 from timestepper.reparam import trained
 from timestepper.sites import blocks
+from timestepper.sites.discovered import Discovery
 from timestepper.sites.discovery import NotTaken, candidates, length
 from timestepper.sites.example import NeedsExampleError, calls_of
 from timestepper.sites.known import Site, Stage, find_stages, only_ours
 from timestepper.sites.proof import Attach, prove
 from timestepper.sites.stages import grouped
-from timestepper.sites.table import Discovery
 from timestepper.sites.trace import Trace
 from timestepper.sites.twin import Call, lean_twin, left_alone, twin
 

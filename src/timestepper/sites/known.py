@@ -80,7 +80,7 @@ def register(block: type[nn.Module] | str) -> Callable[[Adapter], Adapter]:
 
 
 def only_ours(model: nn.Module) -> bool:
-    """Whether no block of the network has an adapter of the user's own, which is to be heeded."""
+    """Whether every adapter that knows a block here is this library's: then discovery may overrule them."""
     known = {type_name(block) for block in model.modules()}
     return all(_ADAPTERS[name].__module__.startswith("timestepper.") for name in known if name in _ADAPTERS)
 

@@ -13,7 +13,10 @@ FIRST_REDUCTION = 8
 
 
 def grouped(sites: list[Site]) -> list[Stage]:
-    """Not the paper's: sites of a transformer's two branches take turns, and each kind forms a stage."""
+    """Sites of one width and descriptor length form a stage, also where two kinds take turns (attention and MLP).
+
+    The paper's rule, neighbours only, is ``find_stages``.
+    """
     found: dict[tuple[int, int], list[Site]] = {}
     for site in sites:
         found.setdefault((site.channels, site.descriptor), []).append(site)

@@ -7,7 +7,7 @@ its forward does.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -70,22 +70,13 @@ class Places:
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        handles = []
         self.stack.clear()
-        for path, module in self._root.named_modules():
-            handles.append(module.register_forward_pre_hook(self._entering(path), prepend=True))
-            handles.append(module.register_forward_hook(self._leaving, always_call=True))
-        try:
+        with ExitStack() as hooks:
+            for path, module in self._root.named_modules():
+                entering = partial(lambda path, *_: self.stack.append(path), path)
+                hooks.enter_context(module.register_forward_pre_hook(entering, prepend=True))
+                hooks.enter_context(module.register_forward_hook(self._leaving, always_call=True))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _entering(self, path: str) -> Callable:
-        def enter(module, inputs):
-            self.stack.append(path)
-
-        return enter
 
     def _leaving(self, module, inputs, output) -> None:
         path = self.stack.pop()

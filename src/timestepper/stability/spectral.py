@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.grad import conv2d_input
 
 Pair = tuple[int, int]
 
@@ -42,16 +43,6 @@ class Geometry:
         )
         return rows, columns
 
-    def output_padding(self, kernel: Pair) -> Pair:
-        """What the transposed convolution must add to give back ``size``: pixels that the stride skips at the end."""
-        rows, columns = (
-            n - ((m - 1) * s - 2 * p + d * (k - 1) + 1)
-            for n, m, p, d, k, s in zip(
-                self.size, self.output_size(kernel), self.padding, self.dilation, kernel, self.stride, strict=True
-            )
-        )
-        return rows, columns
-
 
 def apply(weights: Tensor, inputs: Tensor, geometry: Geometry) -> Tensor:
     """L convolutions (L, outputs, inputs / groups, k, k) on L inputs (L, channels, height, width), in one call."""
@@ -61,11 +52,12 @@ def apply(weights: Tensor, inputs: Tensor, geometry: Geometry) -> Tensor:
 
 
 def adjoint(weights: Tensor, outputs: Tensor, geometry: Geometry) -> Tensor:
-    """The transpose of :func:`apply` as a linear map."""
-    layers, padding = len(weights), geometry.output_padding((weights.shape[3], weights.shape[4]))
-    options = geometry.options(layers) | {"output_padding": padding}
-    inputs = F.conv_transpose2d(outputs.flatten(0, 1)[None], weights.flatten(0, 1), **options)
-    return inputs.reshape(layers, -1, *inputs.shape[2:])
+    """The transpose of :func:`apply` as a linear map, which is its gradient."""
+    layers = len(weights)
+    shape = (1, layers * geometry.groups * weights.shape[2], *geometry.size)
+    options = geometry.options(layers)
+    inputs = conv2d_input(shape, weights.flatten(0, 1), outputs.flatten(0, 1)[None], **options)
+    return inputs.reshape(layers, -1, *geometry.size)
 
 
 @torch.no_grad()

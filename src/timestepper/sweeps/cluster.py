@@ -12,16 +12,16 @@ import socket
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from timestepper import records, validate
 from timestepper.engine.rundir import birth, read_status
 from timestepper.errors import ClusterError
-from timestepper.files import explain, make_folder, open_own
+from timestepper.files import explain, make_folder, open_own, write_json
 from timestepper.runs.run import FAILED, Run
-from timestepper.sweeps.jobs import JOBS, LOCAL, SLURM, Job, ask, note, there, write
+from timestepper.sweeps.jobs import JOBS, LOCAL, SLURM, Job, ask, note, there
 from timestepper.terminal import tell, warn
 
 NEEDLESS = 3  # times in a row that a job is queued again although nothing has moved
@@ -144,7 +144,7 @@ def _hand_over(group: Assignment, folder: Path, cluster: str, options: Mapping[s
     name = f"timestepper-{uuid.uuid4().hex[:12]}"
     executor = _executor(group.runs, folder, name, cluster, options)
     job = Job(cluster, [os.path.relpath(run.path, folder.parent) for run in group.runs])
-    write(folder / f"{name}.json", job)
+    write_json(folder / f"{name}.json", asdict(job))
     try:
         with _detached():
             job = replace(job, id=executor.submit(group).job_id)
@@ -159,7 +159,7 @@ def _hand_over(group: Assignment, folder: Path, cluster: str, options: Mapping[s
         ) from error
     if cluster == LOCAL:
         job = replace(job, host=socket.gethostname(), process=birth(int(job.id)))
-    write(folder / f"{name}.json", job)
+    write_json(folder / f"{name}.json", asdict(job))
     return job
 
 

@@ -4,17 +4,15 @@ How far a run is stands in its own folder, as ever. A job's file is written befo
 Slurm has it is asked by its name: a command that is killed in between, or that is given twice, submits nothing twice.
 """
 
-import json
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from timestepper import validate
 from timestepper.engine.rundir import STATUS, is_here, lives, read_status
 from timestepper.errors import ClusterError, DistributedError
-from timestepper.files import write_atomic
 from timestepper.runs.run import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, Run
 from timestepper.terminal import warn
 
@@ -52,7 +50,10 @@ def look(runs: Sequence[Run]) -> None:
 
 
 def note(runs: Sequence[Run], out: Path, settled: Sequence[str] = (FINISHED, FAILED)) -> set[Run]:
-    """Note in the runs, unless they are settled, what is known of their jobs; those that are in the hands of one."""
+    """Note in the runs what is known of their jobs, unless they are settled; returned are those in the hands of a job.
+
+    The first of the ``settled`` states is that of finished runs, which no job has any more.
+    """
     runs_at = {os.path.relpath(run.path, out): run for run in runs if run.state != settled[0]}
     jobs = {name: job for name, job in _read(out / JOBS).items() if not runs_at.keys().isdisjoint(job.runs)}
     alive = there(jobs)
@@ -125,10 +126,6 @@ def ask(*command: str) -> list[str]:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise DistributedError(f"Slurm does not answer ({reason[:200]}); try again later")
     return done.stdout.splitlines()
-
-
-def write(path: Path, job: Job) -> None:
-    write_atomic(path, (json.dumps(asdict(job), indent=1) + "\n").encode())
 
 
 def _read(folder: Path) -> dict[str, Job]:

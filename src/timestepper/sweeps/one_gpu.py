@@ -13,20 +13,15 @@ import signal
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
 
 import torch
 
-from timestepper.data import ArrayImages, Dataset
 from timestepper.engine.loop import Interrupted
 from timestepper.engine.progress import Display
 from timestepper.engine.rundir import RunDirectory
 from timestepper.engine.runtime import choose_device
 from timestepper.engine.signals import Signals
 from timestepper.errors import LaunchError, TimestepperError, in_words
-from timestepper.recipe.schema import Recipe
-from timestepper.runs import build
 from timestepper.runs.resume import refuse_other_images
 from timestepper.runs.run import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, Run
 from timestepper.runs.start import widen_device_queue
@@ -35,29 +30,13 @@ from timestepper.sweeps.ahead import Ahead, kind_of
 from timestepper.sweeps.beside import GPU_PROCESSES
 from timestepper.sweeps.display import Board, summary_lines
 from timestepper.sweeps.measuring import Measuring
+from timestepper.sweeps.plan import Shared
 from timestepper.terminal import tell
 
 ALREADY = "already finished"
 _END = object()
 _PAUSE = 50e-6  # seconds, where every run waits for the device
 _LONG_PAUSE = 0.05  # where there is no run yet whose kind is ready
-
-
-class Shared:
-    """Data sets, each opened once and, where it fits, put on the device once."""
-
-    def __init__(self) -> None:
-        self._open: dict[Any, Dataset] = {}
-
-    def dataset(self, recipe: Recipe, device: torch.device) -> Dataset:
-        wanted = recipe.data
-        key = (wanted.name, wanted.root, wanted.size, wanted.resize, device)
-        if key not in self._open:
-            found = build.dataset(recipe)
-            if isinstance(found.train, ArrayImages) and isinstance(found.test, ArrayImages):
-                found = replace(found, train=found.train.to(device), test=found.test.to(device))
-            self._open[key] = found
-        return self._open[key]
 
 
 def bring_to_end(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from timestepper.errors import DataError, RecipeError
 from timestepper.recipe import sets
@@ -18,7 +18,6 @@ from timestepper.runs.run import Run, folder_name, own_folder, set_folder
 
 if TYPE_CHECKING:
     from timestepper.data import Dataset
-    from timestepper.sweeps.one_gpu import Shared
 
 RUNS = Path("runs")
 _MOST = 10_000  # runs of one recipe: more of them are a slip of the hand
@@ -107,18 +106,24 @@ def _of_recipe(reference: str, overrides: Sequence[str], seeds: Sequence[int], o
     return runs
 
 
-def opened_once() -> "Callable[[Recipe], Dataset]":
-    """To look at the data of many runs: a folder of millions of files is walked through once, and torch is awaited."""
-    shared: list[Shared] = []
+class Shared:
+    """Data sets, each opened once and, where it fits, put on a device once; torch is awaited with the first."""
 
-    def open_data(recipe: Recipe) -> "Dataset":
-        from timestepper.engine.distributed import CPU
-        from timestepper.sweeps.one_gpu import Shared
+    def __init__(self) -> None:
+        self._open: dict[Any, Dataset] = {}
 
-        shared[:] = shared or [Shared()]
-        return shared[0].dataset(recipe, CPU)
+    def dataset(self, recipe: Recipe, device: Any = "cpu") -> "Dataset":
+        from timestepper.data import ArrayImages
+        from timestepper.runs import build
 
-    return open_data
+        wanted = recipe.data
+        key = (wanted.name, wanted.root, wanted.size, wanted.resize, str(device))
+        if key not in self._open:
+            found = build.dataset(recipe)
+            if isinstance(found.train, ArrayImages) and isinstance(found.test, ArrayImages):
+                found = replace(found, train=found.train.to(device), test=found.test.to(device))
+            self._open[key] = found
+        return self._open[key]
 
 
 def has_images(run: Run, data_sha256: str, dataset: "Callable[[Recipe], Dataset]") -> bool:

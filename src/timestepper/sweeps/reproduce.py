@@ -4,7 +4,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from timestepper import records
 from timestepper.engine.rundir import is_here, read_status
@@ -16,11 +16,8 @@ from timestepper.records.record import Record
 from timestepper.records.subject import subject_of
 from timestepper.runs.run import FAILED, INTERRUPTED, RUNNING, WAITING, Run
 from timestepper.runs.start import widen_device_queue
-from timestepper.sweeps.plan import by_the_clock, has_images, opened_once
+from timestepper.sweeps.plan import Shared, by_the_clock, has_images
 from timestepper.terminal import complain, tell
-
-if TYPE_CHECKING:
-    from timestepper.sweeps.one_gpu import Shared
 
 DONE, UNRECORDED, MISSING, DIVERGED = "done", "finished, to be recorded", "missing", "diverged"
 SETTLED = (DONE, DIVERGED)  # nothing is to be trained
@@ -36,7 +33,7 @@ def plan(runs: Sequence[Run], known: Sequence[Record], diverged: Sequence[Diverg
     Done; finished but not recorded or measured; recorded without a measurement that can no longer be made;
     running in another process; diverged; interrupted; or missing, maybe with another run in its place.
     """
-    dataset = opened_once()
+    dataset = Shared().dataset
     recorded, failed = (
         [(identity(each.recipe), each) for each in found if not each.changed] for found in (known, diverged)
     )
@@ -167,7 +164,7 @@ def _train_together(
     try:
         from timestepper.sweeps import one_gpu
 
-        shared = one_gpu.Shared()
+        shared = Shared()
         ready = [run for run in runs if _has_data(run, shared, lost)]
         if ready:
             tell(f"training {len(ready)} runs, {jobs} at a time")
@@ -186,7 +183,7 @@ def _train_together(
     return signals.stop
 
 
-def _has_data(run: Run, shared: "Shared", lost: set[str]) -> bool:
+def _has_data(run: Run, shared: Shared, lost: set[str]) -> bool:
     """Open its data set for all runs before the first one begins: each of them would say that it is missing."""
     from timestepper.engine.runtime import choose_device
 

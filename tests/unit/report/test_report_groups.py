@@ -147,8 +147,8 @@ def test_runs_on_several_gpus_and_controllers_of_two_modules_are_groups_of_their
 
 def test_a_run_that_diverged_counts_whether_or_not_it_has_ended_since(records):
     record = records[0]
-    facts = (record.name, 7, record.recipe, record.data_sha256, 9, "nan", record.device, record.commit, {})
-    failed = Diverged("diverged", *facts)
+    same = {name: getattr(record, name) for name in ("name", "recipe", "data_sha256", "device", "commit", "versions")}
+    failed = Diverged(kind="diverged", seed=7, step=9, error="nan", **same)
     (found,) = group([record], [failed, replace(failed, seed=3), replace(failed, seed=record.seed)])
     assert (list(found.runs), found.diverged) == ([record.seed], (record.seed, 3, 7))
     assert found.since(4).diverged == (7,)

@@ -18,6 +18,7 @@ from timestepper.engine.checkpoint import read
 from timestepper.engine.rundir import RunDirectory
 from timestepper.engine.runtime import Runtime
 from timestepper.engine.signals import Signals
+from timestepper.runs import build
 from timestepper.runs.train import Process
 from timestepper.sweeps import one_gpu
 
@@ -102,14 +103,14 @@ def test_runs_are_measured_on_the_device_beside_the_others(tmp_path):
 
 def test_a_run_without_memory_leaves_the_others_alone(tmp_path, monkeypatch):
     wanted = entries(tmp_path / "swept", *EXACT, recipes=("smoke/digits",), seeds=(0, 7, 1))
-    whole = one_gpu.build.network
+    whole = build.network
 
     def network(recipe, *rest):
         if recipe.run.seed == 7:
             torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
         return whole(recipe, *rest)
 
-    monkeypatch.setattr(one_gpu.build, "network", network)
+    monkeypatch.setattr(build, "network", network)
     runs = run_sweep(wanted)
     assert outcomes(runs) == ["finished", "failed", "finished"]
     assert "OutOfMemoryError" in runs[1].message

@@ -13,7 +13,7 @@ from timestepper.engine.rundir import RunDirectory, read_status
 from timestepper.engine.signals import Signals
 from timestepper.errors import LaunchError
 from timestepper.recipe.load import load
-from timestepper.sweeps import one_gpu
+from timestepper.runs import build
 from timestepper.sweeps.one_gpu import Shared, exit_code
 
 PLAIN = ("smoke/digits",)
@@ -95,7 +95,7 @@ def test_a_failing_run_leaves_the_others_alone(tmp_path, swept, monkeypatch):
     leaving = entries(tmp_path / "f", "run.seed=8", recipes=PLAIN)
     sound = entries(tmp_path / "e", seeds=(0,), recipes=PLAIN)
 
-    whole = one_gpu.build.network
+    whole = build.network
 
     def network(recipe, *rest):
         if recipe.run.seed == 7:
@@ -104,7 +104,7 @@ def test_a_failing_run_leaves_the_others_alone(tmp_path, swept, monkeypatch):
             sys.exit(0)
         return whole(recipe, *rest)
 
-    monkeypatch.setattr(one_gpu.build, "network", network)
+    monkeypatch.setattr(build, "network", network)
     with _held_by_another_process(locked[0].path):
         runs = run_sweep([*diverges, *unbuildable, *locked, *greedy, *leaving, *sound])
     assert outcomes(runs) == ["failed"] * 5 + ["finished"]
