@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from timestepper import equations
-from timestepper.controlled import held_still
 from timestepper.controllers import Controller, ControllerSpec, parse
 from timestepper.controllers.base import fits_float32
 from timestepper.errors import (
@@ -24,6 +23,7 @@ from timestepper.errors import (
     WrappedModelError,
 )
 from timestepper.links import in_shards, leave_others_forwards, refuse_wrapped, warn_if_trained
+from timestepper.looking import held_still
 from timestepper.sites import Discovery, Stage, find, reduced, search
 from timestepper.stepped import is_stepped
 from timestepper.steps import Stepping, Steps, find_inside, find_steps

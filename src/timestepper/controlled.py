@@ -1,27 +1,25 @@
 """Step sizes from weights: what the controllers of one network read, and what they give."""
 
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
-from torch.nn.utils.parametrize import ParametrizationList
 
 from timestepper import equations, kernels, reparam
 from timestepper.controllers import Controller, ControllerSpec, StageShape
-from timestepper.controllers.base import at_least_float32, by_stage, in_one, is_sharded
+from timestepper.controllers.base import at_least_float32, by_stage, in_one
 from timestepper.controllers.gain import log_gain
 from timestepper.controllers.together import Controllers
 from timestepper.errors import MismatchError, StepSizeError, WrappedModelError
+from timestepper.looking import gathered, held_still, step_sizes_of
 from timestepper.root import CONTROLLERS
 from timestepper.sites import Site, Stage
 
-Part = TypeVar("Part", bound=nn.Module)
 Convs = dict[str, tuple[dict[str, nn.Module | None], str]]  # by path: the siblings of a layer, and its name among them
 
 
@@ -66,15 +64,6 @@ class Read(NamedTuple):
     descriptor: int
     sites: tuple[Reading, ...]
     ends: tuple[End, ...] = ()  # of each site
-
-
-class _Here(threading.local):
-    """Whether this thread only looks at step sizes (no context variable: torch 2.11 cannot compile a look at one)."""
-
-    looks = False
-
-
-_here = _Here()
 
 
 class Controlled:
@@ -179,10 +168,10 @@ class Controlled:
             return at_least_float32(self._weight(root, read.sites[0][0][0]).new_empty(0))
         if controller.reads_gain:
             pairs = [(self._weights(root, site), end) for site, end in zip(read.sites, read.ends, strict=True)]
-            rows = [_gathered(log_gain(own, self._scale(root, end), end.norm)) for own, end in pairs]
+            rows = [gathered(log_gain(own, self._scale(root, end), end.norm)) for own, end in pairs]
         else:
             weights = self._described(root, read)
-            rows = [torch.cat([_gathered(equations.descriptor(at_least_float32(w))) for w in own]) for own in weights]
+            rows = [torch.cat([gathered(equations.descriptor(at_least_float32(w))) for w in own]) for own in weights]
         stacked = torch.stack(rows)
         if self.stepping.descriptor == "visible" and not controller.reads_gain:
             stacked = equations.visible_descriptor(stacked)
@@ -246,60 +235,6 @@ def _outputs_first(weight: Tensor, averaged: tuple[int, ...]) -> Tensor:
     if averaged == (0,):
         return weight.transpose(0, 1)
     return at_least_float32(weight).flatten(2).mean(2) if len(averaged) > 1 else weight
-
-
-@contextmanager
-def held_still(root: nn.Module) -> Iterator[None]:
-    """Read step sizes and change nothing: a user's controller with dropout or batch norm runs in eval mode.
-
-    In this thread alone, for another one may train. And torch's spectral_norm, which moves its estimate whenever its
-    weight is read, does not.
-    """
-    parts = [part for module in root.modules() if isinstance(module, ParametrizationList) for part in module.modules()]
-    moving, around = [part for part in parts if part.training], _here.looks
-
-    def let_go() -> None:
-        _here.looks = around
-        for part in moving:
-            part.training = True
-
-    try:
-        try:
-            for part in moving:
-                part.training = False
-            _here.looks = True
-            yield
-        finally:
-            let_go()
-    finally:
-        let_go()  # once more: Ctrl-C may have hit it
-
-
-def _in_eval(module: Part) -> Part:
-    """A module in eval mode that shares its parameters and buffers with this one."""
-    own = object.__new__(type(module))
-    own.__dict__.update(vars(module), _parameters={**module._parameters}, training=False)
-    own.__dict__["_modules"] = {name: child and _in_eval(child) for name, child in module._modules.items()}
-    return own
-
-
-def step_sizes_of(controller: Controller, described: Tensor) -> Tensor:
-    """Its step sizes. Outside of a forward of the network FSDP leaves it in shards, which every rank has to gather."""
-    if _here.looks and any(part.training for part in controller.modules()):
-        controller = _in_eval(controller)
-    if not torch.compiler.is_compiling() and any(map(is_sharded, controller.parameters())):
-        whole = {name: _gathered(parameter) for name, parameter in controller.named_parameters()}
-        return torch.func.functional_call(controller, whole, (described,))
-    return controller(described)
-
-
-def _gathered(described: Tensor) -> Tensor:
-    """The whole of a descriptor or parameter that is sharded; every rank adds its part to its gradient."""
-    if not is_sharded(described):
-        return described
-    from torch.distributed.tensor import Partial
-
-    return described.full_tensor(grad_placements=[Partial("avg")] * described.device_mesh.ndim)  # type: ignore[attr-defined]
 
 
 def _has_numbers(*tensors: Tensor) -> bool:

@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from timestepper.api import detach, find_steps, is_attached, step_sizes
-from timestepper.controlled import held_still, step_sizes_of
 from timestepper.equations import evolution_time
 from timestepper.errors import MismatchError, UnknownNameError, first_line
 from timestepper.links import in_shards
+from timestepper.looking import held_still, step_sizes_of
 from timestepper.sites import skipped_blocks
 from timestepper.sites.example import calls_of
 from timestepper.sites.twin import Call, left_alone, without_hooks

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from timestepper import kernels, reparam
-from timestepper.controlled import Controlled, Controllers, End, Stepping, held_still
+from timestepper.controlled import Controlled, Controllers, End, Stepping
 from timestepper.controllers.base import in_transform, is_sharded
 from timestepper.errors import MismatchError, NotAttachedError, WrappedModelError
 from timestepper.links import Links
+from timestepper.looking import held_still
 from timestepper.reparam import Entry
 from timestepper.root import CONTROLLERS, STEPS, root_class
 from timestepper.sites import Site

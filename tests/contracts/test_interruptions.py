@@ -13,8 +13,8 @@ from torch import nn
 from training import batch, bits, fits_its_fold, gradients, plain, same, small
 
 import timestepper
-from timestepper.controlled import _here
 from timestepper.controllers.independent import Independent
+from timestepper.looking import here
 from timestepper.models import CifarResNet
 from timestepper.steps import find
 
@@ -246,7 +246,7 @@ def test_ctrl_c_at_any_moment_of_looking_and_freezing_leaves_nothing_frozen():
     for line in itertools.count():
         hit = stopped_at(line, look)
         assert find(net).frozen is None
-        assert not _here.looks
+        assert not here.looks
         assert all(module.training for module in net.modules())
         if not hit:
             break

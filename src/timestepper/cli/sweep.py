@@ -42,6 +42,15 @@ ClusterOptions = Annotated[
         show_default=False,
     ),
 ]
+StatusFlag = Annotated[
+    bool, typer.Option("--status", help="show what is queued, running, finished or failed, and stop")
+]
+CarryFlag = Annotated[
+    bool,
+    typer.Option(
+        "--carry", help="print the files with which the same command goes on on another machine (for tar), and stop"
+    ),
+]
 
 
 def sweep(
@@ -75,15 +84,8 @@ def sweep(
     ] = False,
     cluster: ClusterChoice = None,
     cluster_option: ClusterOptions = None,
-    status: Annotated[
-        bool, typer.Option("--status", help="show what is queued, running, finished or failed, and stop")
-    ] = False,
-    carry: Annotated[
-        bool,
-        typer.Option(
-            "--carry", help="print the files with which the same command goes on on another machine (for tar), and stop"
-        ),
-    ] = False,
+    status: StatusFlag = False,
+    carry: CarryFlag = False,
     share: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Train several recipes at once on each GPU: faster than one after the other, each as if it were alone.

@@ -6,16 +6,16 @@ the statement's main one is fixed before the runs, so that none is picked for it
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from timestepper.report import wording
-from timestepper.report.claims import Claim, Claims, Place, Statement
-from timestepper.report.groups import Arm, Task, condition_labels, how, schedule_label, unlike_the_paper
-from timestepper.report.names import data_name, is_papers, is_resnet, model_name
-from timestepper.report.parts import ACROSS_MODELS, Demand, ask
+from timestepper.report.claims import Claim, Claims, Statement
+from timestepper.report.groups import Arm
+from timestepper.report.parts import Demand
+from timestepper.report.settings import in_words, settings_of
 from timestepper.report.statistics import (
     CONFIDENCE,
     CONTRADICTED,
@@ -62,7 +62,7 @@ def judge(claims: Claims, arms: Sequence[Arm], solutions: Mapping[str, Any] = Ma
     found = []
     for claim in claims.values():
         for statement in claim.statement:
-            blank = Verdict(claim, statement, NOT_RUN, "", _places(statement.on))
+            blank = Verdict(claim, statement, NOT_RUN, "", in_words(statement.on))
             if statement.check == "settled":
                 found.append(replace(blank, state=statement.state, detail=f"{statement.why} ({statement.by})"))
             elif statement.quantity == "solution":
@@ -100,14 +100,14 @@ def headline(verdicts: Iterable[Verdict]) -> list[Verdict]:
 def _judge_runs(blank: Verdict, claims: Claims, arms: Sequence[Arm]) -> list[Verdict]:
     """The paper's own places count before stand-ins; a statement about several places must hold in each."""
     statement = blank.statement
-    own = [_pool(blank, list(_settings(statement, [place], arms, claims))) for place in statement.on]
+    own = [_pool(blank, list(settings_of(statement, [place], arms, claims))) for place in statement.on]
     local = replace(statement, over=statement.stand_over or statement.over)
-    stand_in = _pool(replace(blank, stand_in=True), list(_settings(local, statement.stand_in, arms, claims)))
+    stand_in = _pool(replace(blank, stand_in=True), list(settings_of(local, statement.stand_in, arms, claims)))
     if len(own) > 1 and any(own):
         last = [each[-1] if each else blank for each in own]
         states = [verdict.state for verdict in last]
         state = states[0] if len(set(states)) == 1 else CONTRADICTED if CONTRADICTED in states else OPEN
-        told = (f"{_places([place])}: {found}" for place, found in zip(statement.on, states, strict=True))
+        told = (f"{in_words([place])}: {found}" for place, found in zip(statement.on, states, strict=True))
         short = any(verdict.short for verdict in last)
         ps = [verdict.p for verdict in last if verdict.state == state and verdict.p is not None]
         p = min(1.0, min(ps) * len(last)) if state == CONTRADICTED else max(ps, default=None)
@@ -115,50 +115,6 @@ def _judge_runs(blank: Verdict, claims: Claims, arms: Sequence[Arm]) -> list[Ver
     every = [*(verdict for each in own for verdict in each), *stand_in] or [blank]
     main = (own[-1] if any(own) else stand_in or [blank])[-1]
     return [replace(verdict, main=verdict is main) for verdict in every]
-
-
-def _settings(statement: Statement, places: Sequence[Place], arms: Sequence[Arm], claims: Claims) -> Iterator[Demand]:
-    """Where a statement was looked at; only runs under the same conditions are compared."""
-    across = statement.check in ACROSS_MODELS or bool(statement.low and statement.low.model)
-    for place in places:
-        fresh = (arm.since(place.first_seed) for arm in arms if _is_at(arm.task, place, statement))
-        here = [arm for arm in fresh if arm.runs or arm.diverged]
-        labels = condition_labels(arm.task for arm in here)
-        bundles: dict[Task, list[Arm]] = {}
-        for arm in here:
-            bundles.setdefault(replace(arm.task, model="") if across else arm.task, []).append(arm)
-        for bundle in bundles.values():
-            lost = _lost(statement, bundle)
-            if (asked := ask(statement, bundle)) or lost:
-                asked = (asked or Demand([]))._replace(lost=lost)
-                task = bundle[0].task
-                network = "" if across else f"{model_name(task.model)}, "
-                where = f"{network}{data_name(task.data)}, {how(task, claims, labels[task])}"
-                short = not schedule_label(task, claims)[1]
-                rough = bool(statement.caution_in_bf16) and ("runtime.precision", '"bf16"') in task.conditions
-                papers = is_papers(task.model)  # of others no setting is nearer to the paper than another
-                unlike = rough + (len(unlike_the_paper(task, claims)) if papers else 0)
-                # Kinds of network are the same at every schedule: a mean of correlations would count them twice.
-                conditions = (task,) if statement.check == "ranks" else (task.data, *task.conditions)
-                yield asked._replace(where=where, short=short, unlike=unlike, rough=rough, conditions=conditions)
-
-
-def _lost(statement: Statement, arms: Sequence[Arm]) -> int:
-    """How many runs diverged of those that a statement compares, where it was tried with both sides."""
-    about = [
-        [arm for arm in arms if arm.subject == side.subject and (side.model or arm.task.model) == arm.task.model]
-        for side in statement.sides
-    ]
-    over = [arm for arm in itertools.chain(*about) if not statement.over or arm.task.model in statement.over]
-    return sum(len(arm.diverged) for arm in over) if all(about) else 0
-
-
-def _is_at(task: Task, place: Place, statement: Statement) -> bool:
-    named = {place.model} if place.model else {*statement.over, *(side.model for side in statement.sides)} - {""}
-    fits = task.model in named if named else is_resnet(task.model)
-    options = sorted((task.options or "").split()) == sorted(place.options.split())  # in any order
-    trained = place.lr in (None, task.lr) and place.warmup in (None, task.warmup)
-    return fits and options and place.data == task.data and trained
 
 
 def _pool(blank: Verdict, settings: Sequence[Demand]) -> list[Verdict]:
@@ -279,17 +235,6 @@ def _verdict(blank: Verdict, asked: Demand) -> Verdict:
     return replace(
         blank, state=state, p=p_of(state, asked.deciding), detail=detail, where=asked.where, short=asked.short
     )
-
-
-def _places(places: Sequence[Place]) -> str:
-    def told(place: Place) -> Iterator[str]:
-        yield from filter(None, (model_name(place.model), data_name(place.data)))
-        if place.lr is not None:
-            yield f"learning rate {place.lr:g}"
-        if place.warmup is not None:
-            yield f"warm-up {place.warmup:g} epochs"
-
-    return "; ".join(", ".join(told(place)) for place in places)
 
 
 # -- statements about Figure 1 ---------------------------------------------------------------------------------------

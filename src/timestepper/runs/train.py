@@ -1,8 +1,6 @@
 """The part of one process in a run: meet the others, train from where the folder stands, finish."""
 
 import contextlib
-import os
-import secrets
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,24 +17,21 @@ from timestepper.engine.loop import Interrupted, Training
 from timestepper.engine.metrics import read_lines
 from timestepper.engine.optimiser import momentum_of
 from timestepper.engine.progress import Display
-from timestepper.engine.rundir import TIMING, RunDirectory, mark
+from timestepper.engine.rundir import TIMING, RunDirectory
 from timestepper.engine.runtime import choose_device, device_name
 from timestepper.engine.schedule import Schedule
 from timestepper.engine.signals import Signals
 from timestepper.errors import (
     CheckpointError,
-    DataError,
     DistributedError,
     DivergedError,
     LoaderError,
     RecipeError,
-    RunDirectoryError,
     TimestepperError,
     in_words,
 )
-from timestepper.files import digest
 from timestepper.recipe.load import as_dict, dump, import_controller
-from timestepper.runs import build, finish
+from timestepper.runs import agreement, build, finish
 from timestepper.runs.load import restore
 from timestepper.runs.observe import NetworkObserver
 from timestepper.runs.resume import reconcile
@@ -109,56 +104,10 @@ class Process:
         self.group = distributed.start(self.device, self._dist_timeout)
         if self.group.active:
             self.signals.install()
-            self._refuse_strangers()
+            agreement.check_recipe(self.run, self.group)
         self.data = self.data or build.dataset(recipe)
         if self.group.active:
-            self._refuse_other_images()
-
-    def _refuse_strangers(self) -> None:
-        """All processes must have one recipe, and see the folder that rank 0 writes to.
-
-        After a restart rank 0 may be on another machine. Data may lie elsewhere there, and be read by other workers.
-        """
-        recipe = as_dict(self.run.recipe)
-        recipe["data"] |= {"root": None, "workers": 0}
-        number = torch.tensor(secrets.randbits(62), device=self.device)
-        self.group.broadcast([number])
-        sign = mark(self.run.path, int(number))
-        self.group.agree(sign.touch)
-        mine = [int(digest(recipe)[:15], 16), os.path.exists(sign)]
-        theirs = self.group.gather(torch.tensor(mine, device=self.device)).tolist()
-
-        def refuse() -> None:
-            sign.unlink()
-            where = self.run.path.absolute()
-            for rank, (told, seen) in enumerate(theirs):
-                if not seen:
-                    raise RunDirectoryError(
-                        f"{where}: rank {rank} cannot see what rank 0 writes there; choose a --run-dir that all "
-                        "machines share, by the same name"
-                    )
-                if told != mine[0]:
-                    raise RecipeError(
-                        f"{where}: rank {rank} was started with another recipe than rank 0; give the same command on "
-                        "every machine"
-                    )
-
-        self.group.agree(refuse)
-
-    def _refuse_other_images(self) -> None:
-        """Data may lie elsewhere on another machine, but must be the same."""
-        mine = [int(self.data.sha256[:15], 16), len(self.data.train), len(self.data.test)]
-        theirs = self.group.gather(torch.tensor(mine, device=self.device)).tolist()
-
-        def refuse() -> None:
-            for rank, told in enumerate(theirs):
-                if told != mine:
-                    raise DataError(
-                        f"rank {rank} has other images than rank 0 ({told[1]} to train and {told[2]} to test on there, "
-                        f"{mine[1]} and {mine[2]} here, or other names or sizes); give data.root the same everywhere"
-                    )
-
-        self.group.agree(refuse)
+            agreement.check_images(self.data, self.group)
 
     def _resume(self) -> Training:
         """The run, where its folder stands."""

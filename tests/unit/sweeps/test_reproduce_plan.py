@@ -36,10 +36,10 @@ def recorded(*changes, device="NVIDIA H200", seconds=7200.0, gpu_seconds=None, n
     recipe = as_dict(load("smoke/digits", ["run.epochs=10", *changes]))
     measured = {"final": Final(Outcome(0.5)), "noise": noise, "stability": stability}
     times = {"wall_seconds": seconds, "gpu_seconds": gpu_seconds, "loss": [0.0] * recipe["run"]["epochs"]}
-    return Record(kind="training", **told(recipe), device=device, **measured, **times)
+    return Record(kind="training", **facts_of(recipe), device=device, **measured, **times)
 
 
-def told(recipe):
+def facts_of(recipe):
     """What a result says of its run."""
     seed = recipe["run"]["seed"]
     return {"name": "", "seed": seed, "recipe": recipe, "data_sha256": "", "commit": "", "versions": {}}
@@ -161,7 +161,7 @@ def test_runs_of_another_kind_say_nothing_about_the_time(tmp_path, other):
 def test_a_run_that_diverged_is_not_trained_again(tmp_path, capsys):
     recipe = load("smoke/digits", ["run.epochs=10"])
     run = Run(recipe, "smoke/digits", tmp_path / FOLDER, hours=5.0)
-    failed = Diverged(kind="diverged", **told(as_dict(recipe)), device="", step=7, error="nan")
+    failed = Diverged(kind="diverged", **facts_of(as_dict(recipe)), device="", step=7, error="nan")
     plan([run], [], [failed])
     assert (run.state, run.hours, run.message) == (DIVERGED, 0.0, "at update 7")
     assert bring_to_end([run], tmp_path / "results") == 0
