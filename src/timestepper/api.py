@@ -84,6 +84,8 @@ def attach(
         raise UnknownNameError(f"unknown descriptor {descriptor!r}; known are {', '.join(DESCRIPTORS)}")
     if reduction is not None and (type(reduction) is bool or not isinstance(reduction, int) or reduction < 1):
         raise StepSizeError(f"reduction must be a whole number of at least 1, not {reduction!r}")
+    if type(descriptor_gradient) is not bool:
+        raise StepSizeError(f"descriptor_gradient must be True or False, not {descriptor_gradient!r}")
     begin = _start(start, spec)
     stages = find(model, _bare, example, sites, exclude)
     if reduction is None and any(site.entries for stage in stages for site in stage.sites):  # discovered
@@ -295,5 +297,5 @@ def _say_rounding(dtypes: set[torch.dtype]) -> None:
         warnings.warn(
             f"folded in float32 and rounded to {str(dtype).removeprefix('torch.')}: "
             f"each weight changes by at most {torch.finfo(dtype).eps / 2:.1e} of its size",
-            stacklevel=3,
+            stacklevel=5,  # of who calls fold, which is decorated twice
         )
