@@ -15,13 +15,7 @@ from torch import Tensor, nn
 from timestepper import equations
 from timestepper.controllers import Controller, ControllerSpec, parse
 from timestepper.controllers.base import fits_float32
-from timestepper.errors import (
-    MismatchError,
-    NonFiniteError,
-    StepSizeError,
-    UnknownNameError,
-    WrappedModelError,
-)
+from timestepper.errors import MismatchError, NonFiniteError, StepSizeError, UnknownNameError, WrappedModelError
 from timestepper.links import in_shards, leave_others_forwards, refuse_wrapped, warn_if_trained
 from timestepper.looking import held_still
 from timestepper.sites import Discovery, Stage, find, reduced, search
@@ -80,10 +74,7 @@ def attach(
     """
     refuse_wrapped(model)
     spec = parse(controller)
-    if descriptor not in DESCRIPTORS:
-        raise UnknownNameError(f"unknown descriptor {descriptor!r}; known are {', '.join(DESCRIPTORS)}")
-    if reduction is not None and (type(reduction) is bool or not isinstance(reduction, int) or reduction < 1):
-        raise StepSizeError(f"reduction must be a whole number of at least 1, not {reduction!r}")
+    _refuse_odd_options(reduction, descriptor, descriptor_gradient)
     begin = _start(start, spec)
     stages = find(model, _bare, example, sites, exclude)
     if reduction is None and any(site.entries for stage in stages for site in stage.sites):  # discovered
@@ -94,6 +85,15 @@ def attach(
     chosen = exclude is not None or not (sites is None or isinstance(sites, Discovery))
     Steps(model, Stepping(stages, spec, reduction, descriptor, descriptor_gradient, begin, chosen))
     return model
+
+
+def _refuse_odd_options(reduction: int | None, descriptor: str, descriptor_gradient: bool) -> None:
+    if descriptor not in DESCRIPTORS:
+        raise UnknownNameError(f"unknown descriptor {descriptor!r}; known are {', '.join(DESCRIPTORS)}")
+    if reduction is not None and (type(reduction) is bool or not isinstance(reduction, int) or reduction < 1):
+        raise StepSizeError(f"reduction must be a whole number of at least 1, not {reduction!r}")
+    if type(descriptor_gradient) is not bool:
+        raise StepSizeError(f"descriptor_gradient must be True or False, not {descriptor_gradient!r}")
 
 
 def _start(start: str | float, controller: ControllerSpec) -> float | None:
@@ -295,5 +295,5 @@ def _say_rounding(dtypes: set[torch.dtype]) -> None:
         warnings.warn(
             f"folded in float32 and rounded to {str(dtype).removeprefix('torch.')}: "
             f"each weight changes by at most {torch.finfo(dtype).eps / 2:.1e} of its size",
-            stacklevel=3,
+            stacklevel=5,  # of who calls fold, which is decorated twice
         )

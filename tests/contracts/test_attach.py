@@ -263,6 +263,8 @@ def test_unknown_names_list_the_known_ones():
         timestepper.attach(plain(), reduction=True)
     with pytest.raises(StepSizeError, match="reduction must be a whole number of at least 1, not 0"):
         timestepper.attach(plain(), reduction=0)
+    with pytest.raises(StepSizeError, match="descriptor_gradient must be True or False, not 'no'"):
+        timestepper.attach(plain(), descriptor_gradient="no")
     with pytest.raises(UnknownNameError, match=r"'resnet50'; write LIBRARY/MODEL, for example timm/resnet50"):
         timestepper.adapters.create_model("resnet50")
     with pytest.raises(UnknownNameError, match=r"did you mean .*resnet50"):
