@@ -2,7 +2,8 @@
 
 import sys
 
-from timestepper.errors import missing_package
+from timestepper.errors import TimestepperError, missing_package
+from timestepper.terminal import complain
 
 
 def main() -> None:
@@ -14,7 +15,8 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (advice := missing_package(error)) is None:
             raise
-        sys.exit(f"error: {advice}")
+        complain(advice)
+        sys.exit(TimestepperError.exit_code)
     command()
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Real
@@ -21,7 +20,7 @@ from timestepper.looking import held_still
 from timestepper.sites import Discovery, Stage, find, reduced, search
 from timestepper.stepped import is_stepped
 from timestepper.steps import Stepping, Steps, find_inside, find_steps
-from timestepper.warned import warn_if_left_out, warn_if_trained
+from timestepper.warned import warn_if_left_out, warn_if_trained, warn_of_rounding
 
 Network = TypeVar("Network", bound=nn.Module)
 DESCRIPTORS = ("mean", "visible")  # how the controller is shown the weights; the paper's is the first
@@ -76,10 +75,7 @@ def attach(
     """
     refuse_wrapped(model)
     spec = parse(controller)
-    if descriptor not in DESCRIPTORS:
-        raise UnknownNameError(f"unknown descriptor {descriptor!r}; known are {', '.join(DESCRIPTORS)}")
-    if reduction is not None and (type(reduction) is bool or not isinstance(reduction, int) or reduction < 1):
-        raise StepSizeError(f"reduction must be a whole number of at least 1, not {reduction!r}")
+    _refuse_odd_options(reduction, descriptor, descriptor_gradient)
     begin = _start(start, spec)
     stages, left_out = find(model, _bare, example, sites, exclude)
     if reduction is None and any(site.entries for stage in stages for site in stage.sites):  # discovered
@@ -91,6 +87,15 @@ def attach(
     chosen = exclude is not None or not (sites is None or isinstance(sites, Discovery))
     Steps(model, Stepping(stages, spec, reduction, descriptor, descriptor_gradient, begin, chosen))
     return model
+
+
+def _refuse_odd_options(reduction: int | None, descriptor: str, descriptor_gradient: bool) -> None:
+    if descriptor not in DESCRIPTORS:
+        raise UnknownNameError(f"unknown descriptor {descriptor!r}; known are {', '.join(DESCRIPTORS)}")
+    if reduction is not None and (type(reduction) is bool or not isinstance(reduction, int) or reduction < 1):
+        raise StepSizeError(f"reduction must be a whole number of at least 1, not {reduction!r}")
+    if type(descriptor_gradient) is not bool:
+        raise StepSizeError(f"descriptor_gradient must be True or False, not {descriptor_gradient!r}")
 
 
 def _start(start: str | float, controller: ControllerSpec) -> float | None:
@@ -184,7 +189,7 @@ def fold(net: nn.Module) -> nn.Module:
         wrong = ~value.isfinite() if learned else value.isnan()  # a buffer may be a mask of infinities
         if not value.is_meta and wrong.any():
             raise NonFiniteError(f"cannot fold: {name} holds NaN or infinity; go back to a sound checkpoint")
-    _say_rounding({value.dtype for value in effective.values()})
+    warn_of_rounding({value.dtype for value in effective.values()})
     return plain
 
 
@@ -284,13 +289,3 @@ def is_attached(net: nn.Module) -> bool:
         True or False.
     """
     return find_inside(net) is not None
-
-
-def _say_rounding(dtypes: set[torch.dtype]) -> None:
-    """A network in half precision loses bits in the one cast; say how many."""
-    for dtype in (dtype for dtype in dtypes if dtype.itemsize < 4):
-        warnings.warn(
-            f"folded in float32 and rounded to {str(dtype).removeprefix('torch.')}: "
-            f"each weight changes by at most {torch.finfo(dtype).eps / 2:.1e} of its size",
-            stacklevel=3,
-        )

@@ -1,6 +1,7 @@
 """Step sizes from weights: what the controllers of one network read, and what they give."""
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Container, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
@@ -97,10 +98,11 @@ class Controlled:
                 described = self.descriptors(self.root, read, controller)
                 found = step_sizes_of(controller, described)
                 wanted = len(read.sites), read.channels
-                if tuple(found.shape) != wanted:
+                if not isinstance(found, Tensor) or tuple(found.shape) != wanted:
+                    given = f"step sizes of shape {tuple(found.shape)}" if isinstance(found, Tensor) else "no tensor"
                     raise StepSizeError(
-                        f"{type(controller).__name__} gives step sizes of shape {tuple(found.shape)} for {stage.name}, "
-                        f"which has {wanted[0]} sites of {wanted[1]} channels; return {wanted}"
+                        f"{type(controller).__name__} gives {given} for {stage.name}, which has {wanted[0]} sites of "
+                        f"{wanted[1]} channels; return {wanted}"
                     )
                 if _has_numbers(described, found) and described.isfinite().all() and not found.isfinite().all():
                     raise StepSizeError(
@@ -114,6 +116,17 @@ class Controlled:
                         "start= divides by the first step sizes, and one is 0 or not a number; leave start= out"
                     )
                 self.controllers.register_buffer("dt0", first.clone())
+
+    def warn_if_start_moves(self, loaded: Container[str]) -> None:
+        """Where weights that the first step sizes were computed from are loaded, and no controllers with them."""
+        reads = self.stepping.start is not None and self.stepping.controller.controller.reads_weights
+        weights = any(f"{path}.weight" in loaded for path in self._convs)
+        if reads and weights and not any(f"{CONTROLLERS}.{name}" in loaded for name in self.controllers.state_dict()):
+            warnings.warn(
+                "weights were loaded after attach(start=…), which has computed the first step sizes from others: the "
+                "network no longer begins with its own function; load first, then attach",
+                stacklevel=3,  # of who calls load_state_dict
+            )
 
     def step_sizes(self) -> dict[str, Tensor]:
         """By stage, (L, C)."""

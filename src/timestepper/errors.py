@@ -4,6 +4,9 @@ Each message is one line that says what is wrong, where, and what to do. The com
 traceback and leaves with the exit code of the type.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class TimestepperError(Exception):
     """Base of all of them."""
@@ -63,6 +66,10 @@ class MismatchError(TimestepperError, ValueError):
 
 class DataError(TimestepperError, ValueError):
     """A data set that is missing, incomplete, damaged or laid out in another way."""
+
+
+class MissingPackageError(TimestepperError, ModuleNotFoundError):
+    """A package that only a part of the library needs is not installed; the message says what installs it."""
 
 
 class RecipeError(TimestepperError, ValueError):
@@ -135,6 +142,17 @@ def missing_package(error: BaseException) -> str | None:
     if name not in _EXTRAS:
         return None
     return f"this needs {name}, which is not installed: pip install 'timestepper[{_EXTRAS[name]}]'"
+
+
+@contextmanager
+def naming_missing_packages() -> Iterator[None]:
+    """Around what imports a package of an extra where it is needed: its absence is an error that says what to do."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (advice := missing_package(error)) is None:
+            raise
+        raise MissingPackageError(advice) from error
 
 
 def lacks_memory(error: BaseException) -> bool:

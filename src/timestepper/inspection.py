@@ -52,7 +52,7 @@ class Summary:
     parameters_train: int
     parameters_with_steps: int
     parameters_folded: int
-    gflops: float
+    gflops: float | None  # None: not counted
     gflops_controller: float
 
     def to_dict(self) -> dict:
@@ -70,11 +70,12 @@ class Summary:
         left, right = widths[:2], widths[2:]
         table = ["  ".join([*map(str.ljust, row, left), *map(str.rjust, row[2:], right)]).rstrip() for row in rows]
         millions = [n / 1e6 for n in (self.parameters_train, self.parameters_with_steps, self.parameters_folded)]
+        gflops = "not counted (give input_size or example=)" if self.gflops is None else f"{self.gflops:.2f}"
         lines = [
             f"{self.model} with controller {self.controller}",
             *table,
             "parameters  {:.2f}M in training, {:.2f}M with step sizes kept, {:.2f}M folded".format(*millions),
-            f"GFLOPs      {self.gflops:.2f}; the controller adds {self.gflops_controller:.3f} to a step of any batch",
+            f"GFLOPs      {gflops}; the controller adds {self.gflops_controller:.3f} to a step of any batch",
             f"evolution   T = {sum(stage.evolution_time for stage in self.stages):.3f} in all",
         ]
         return "\n".join([*lines, *([f"skipped     {', '.join(self.skipped)}"] if self.skipped else [])])
@@ -90,7 +91,7 @@ def summary(net: nn.Module, input_size: tuple[int, int, int] | None = None, *, e
         net: an attached network, also inside DDP, AveragedModel or torch.compile.
         input_size: (channels, height, width) of one image, for the multiply-adds. By default an image as timm's and
             transformers' networks say that they take it, 8 tokens for their language models, and (3, 224, 224) for
-            others.
+            others; where a network does not run on that, its multiply-adds are None.
         example: as in ``attach``, for networks that take no image: the multiply-adds are those of one call with it.
 
     Returns:
@@ -98,7 +99,7 @@ def summary(net: nn.Module, input_size: tuple[int, int, int] | None = None, *, e
 
     Raises:
         NotAttachedError: ``net`` has no controllers.
-        MismatchError: the network does not run on an image of that size, or on the example.
+        MismatchError: the network does not run on the ``input_size`` or ``example`` that is given.
     """
     found = find_steps(net)
     train, controllers = count_parameters(found.root), count_parameters(found.controllers)
@@ -111,7 +112,7 @@ def summary(net: nn.Module, input_size: tuple[int, int, int] | None = None, *, e
         parameters_train=train,
         parameters_with_steps=train - controllers + kept,
         parameters_folded=train - controllers,
-        gflops=math.nan if in_shards(found.root) else multiply_adds(found.root, input_size, example) / 1e9,
+        gflops=_gflops(found.root, input_size, example),
         gflops_controller=controller_multiply_adds(found) / 1e9,
     )
 
@@ -147,6 +148,17 @@ def descriptor_influence(net: nn.Module, shown: str = "zeros") -> dict[str, floa
 
 def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _gflops(model: nn.Module, input_size: tuple[int, int, int] | None, example: Any) -> float | None:
+    if in_shards(model):
+        return math.nan
+    try:
+        return multiply_adds(model, input_size, example) / 1e9
+    except MismatchError:
+        if input_size is None and example is None:  # the user has named no input, and ours does not fit
+            return None
+        raise
 
 
 def multiply_adds(model: nn.Module, input_size: tuple[int, int, int] | None = None, example: Any = None) -> int:

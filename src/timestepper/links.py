@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from timestepper import reparam
 from timestepper.controlled import Convs
@@ -23,14 +24,8 @@ from timestepper.errors import (
 from timestepper.root import CONTROLLERS, STEPS
 from timestepper.stepped import is_stepped, make_plain, make_stepped
 
-_WRAPPERS = {
-    "OptimizedModule",
-    "DistributedDataParallel",
-    "DataParallel",
-    "FullyShardedDataParallel",
-    "FSDPModule",  # what fully_shard makes of a module's class
-    "AveragedModel",
-}
+_WRAPPERS = {"OptimizedModule", "DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "AveragedModel"}
+_WRAPPERS |= {"FSDPModule"}  # what fully_shard makes of a module's class
 _ADAPTER = "_active_adapter"  # where a layer of PEFT keeps the names of those that run
 _TRANSPARENT = {"CheckpointWrapper", "OptimizedModule"}  # put around a layer, they run it as it is
 
@@ -94,6 +89,17 @@ class Links:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_watched": [], "_seen": [], "_classes": []}  # looked at again; classes cannot be pickled
 
+    def _refuse_late(self, wrapper: DistributedDataParallel) -> None:
+        """Controllers that came after DistributedDataParallel would differ from process to process."""
+        averaged = set(map(id, wrapper._module_parameters))
+        parts = next(iter(self.layers.values())), self.root._modules.get(CONTROLLERS)
+        trained, late = (next(part.parameters(), None) if part is not None else None for part in parts)
+        if late is not None and id(trained) in averaged and id(late) not in averaged:
+            raise WrappedModelError(
+                "DistributedDataParallel was put around the network before attach, and leaves the controllers of each "
+                "process to themselves; attach first, then wrap"
+            )
+
     def refuse_changes(self, root: nn.Module) -> None:
         """Whether every stepped layer is still in its place and still stepped; new norms are taken in."""
         if root is not self.root:
@@ -101,6 +107,8 @@ class Links:
                 "a shallow copy (copy.copy, DataParallel) has no step sizes of its own; use copy.deepcopy, or "
                 "DistributedDataParallel"
             )
+        if (wrapper := DistributedDataParallel._active_ddp_module) is not None:
+            self._refuse_late(wrapper)
         # As two lists: this is asked at every forward.
         there = [siblings.get(name) for siblings, name in self._watched]
         if there == self._seen and list(map(type, self.layers.values())) == self._classes:

@@ -44,8 +44,15 @@ def root_class(original: Any) -> Any:
                 steps.leave(self, around)
                 raise
 
+    def load_state_dict(self, state_dict, *args, **kwargs):
+        strict = args[0] if args else kwargs.get("strict", True)  # which says by itself what is missing
+        if not strict and STEPS in self.__dict__:
+            self.__dict__[STEPS].warn_if_start_moves(state_dict)
+        return original.load_state_dict(self, state_dict, *args, **kwargs)
+
     methods: dict[str, Any] = {
         "forward": functools.wraps(original.forward)(forward),
+        "load_state_dict": functools.wraps(original.load_state_dict)(load_state_dict),
         "__reduce_ex__": lambda self, protocol: (remade, (root_class, original), self.__getstate__()),
         "_original": original,
     }

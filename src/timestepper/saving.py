@@ -16,7 +16,7 @@ from timestepper.api import Network, attach, detach, find_steps, fold
 from timestepper.controllers import parse
 from timestepper.controllers.base import is_sharded
 from timestepper.errors import CheckpointError, MismatchError, WrappedModelError
-from timestepper.files import as_path, with_checksum, write_json
+from timestepper.files import as_path, prepare_file, with_checksum, write_json
 from timestepper.sites import Discovery
 from timestepper.steps import Steps
 from timestepper.tensors import load_exactly, read_tensors, write_tensors
@@ -58,7 +58,7 @@ def save_controllers(net: nn.Module, path: str | Path) -> Path:
 
     Args:
         net: an attached network, also inside DDP, AveragedModel or torch.compile.
-        path: of the safetensors file.
+        path: of the safetensors file; missing folders are made.
 
     Returns:
         The path.
@@ -82,6 +82,7 @@ def write_controllers(net: nn.Module, path: Path, **more: Any) -> Path:
             f"the controllers of {type(found.root).__name__} are sharded; load its full state dict into an attached "
             "network that is not, and save that one's"
         )
+    prepare_file(path)
     write_tensors(tensors, path)
     write_json(beside, with_checksum(description), 2)
     return path
@@ -159,7 +160,7 @@ def save_folded(net: nn.Module, path: str | Path) -> Path:
 
     Args:
         net: an attached network, also inside DDP, AveragedModel or torch.compile.
-        path: of the safetensors file; its sha256 is written beside it.
+        path: of the safetensors file; its sha256 is written beside it. Missing folders are made.
 
     Returns:
         The path.
@@ -168,7 +169,9 @@ def save_folded(net: nn.Module, path: str | Path) -> Path:
         NotAttachedError: ``net`` has no controllers.
         NonFiniteError: a weight is NaN or infinite.
     """
-    return write_tensors(fold(net).state_dict(), as_path(path))
+    path, plain = as_path(path), fold(net)
+    prepare_file(path)  # not earlier: a network that cannot be folded leaves no folder behind
+    return write_tensors(plain.state_dict(), path)
 
 
 def load_folded(model: nn.Module, path: str | Path) -> nn.Module:

@@ -1,4 +1,4 @@
-"""What attach says where it does what was asked, and perhaps not what was meant."""
+"""What attach and fold warn of: they did what was asked, which is perhaps not what was meant."""
 
 import warnings
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from torch import nn
 from timestepper import reparam
 from timestepper.controllers import ControllerSpec
 
-_CALLER = 4  # of attach, which is decorated
+_CALLER = 4  # of attach, which is decorated once
 _expected: ContextVar[bool] = ContextVar("_expected", default=False)
 
 
@@ -55,4 +55,14 @@ def warn_if_left_out(model: nn.Module, taken: int, left_out: int) -> None:
             f"{type(model).__name__}: {left_out} of {taken + left_out} residual sums take no step size; "
             "print(timestepper.discover(net)) says why",
             stacklevel=_CALLER,
+        )
+
+
+def warn_of_rounding(dtypes: set[torch.dtype]) -> None:
+    """A network in half precision loses bits in the one cast; say how many."""
+    for dtype in (dtype for dtype in dtypes if dtype.itemsize < 4):
+        warnings.warn(
+            f"folded in float32 and rounded to {str(dtype).removeprefix('torch.')}: "
+            f"each weight changes by at most {torch.finfo(dtype).eps / 2:.1e} of its size",
+            stacklevel=5,  # of who calls fold, which is decorated twice
         )

@@ -133,6 +133,14 @@ def test_attaching_to_a_wrapped_network_is_refused(unused_port):
         for use in (lambda: timestepper.attach(model), lambda: net(batch()[0]), lambda: block(features)):
             with pytest.raises(WrappedModelError, match=r"layer1\.0\.bn2\.weight is split over several processes"):
                 use()
+        wrapped = DistributedDataParallel(plain())
+        timestepper.attach(wrapped.module)
+        with pytest.raises(WrappedModelError, match=r"put around the network before attach.*; attach first"):
+            wrapped(batch()[0])
+        teacher = small()
+        wrapped = DistributedDataParallel(small())
+        wrapped.module.layer1.register_forward_hook(lambda *_: (teacher(batch()[0]), None)[1])  # is none of its own
+        assert len(wrapped(batch()[0])) == len(batch()[0])
     finally:
         kept.append(dist.group.WORLD)  # the end of one can hang, see engine/distributed.py
         dist.destroy_process_group()
@@ -255,6 +263,8 @@ def test_unknown_names_list_the_known_ones():
         timestepper.attach(plain(), reduction=True)
     with pytest.raises(StepSizeError, match="reduction must be a whole number of at least 1, not 0"):
         timestepper.attach(plain(), reduction=0)
+    with pytest.raises(StepSizeError, match="descriptor_gradient must be True or False, not 'no'"):
+        timestepper.attach(plain(), descriptor_gradient="no")
     with pytest.raises(UnknownNameError, match=r"'resnet50'; write LIBRARY/MODEL, for example timm/resnet50"):
         timestepper.adapters.create_model("resnet50")
     with pytest.raises(UnknownNameError, match=r"did you mean .*resnet50"):

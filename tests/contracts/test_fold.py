@@ -78,8 +78,9 @@ def test_folding_in_half_precision_multiplies_in_float32_and_casts_once():
     net = small()
     exact = timestepper.fold(net).state_dict()
     low = copy.deepcopy(net).bfloat16()
-    with pytest.warns(UserWarning, match=r"rounded to bfloat16: each weight changes by at most 3\.9e-03"):
+    with pytest.warns(UserWarning, match=r"rounded to bfloat16: each weight changes by at most 3\.9e-03") as caught:
         folded = timestepper.fold(low).eval()
+    assert [each.filename for each in caught] == [__file__]
     expected = {key: value.bfloat16() for key, value in net.state_dict().items()}
     step = timestepper.step_sizes(low)["layer1"]
     assert step.dtype == torch.float32

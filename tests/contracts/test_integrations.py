@@ -32,9 +32,21 @@ def test_the_callback_of_transformers_logs_and_folds(net, tmp_path):
     logged = trainer.state.log_history[0]
     assert 0 < logged["step_size/body.layer1"] < 1
     assert logged["evolution_time/body.layer3"] == pytest.approx(logged["step_size/body.layer3"])  # of one block
-    folded = timestepper.load_folded(ForImages(Config()), tmp_path / "folded" / "folded.safetensors").eval()
+    folded = ForImages.from_pretrained(tmp_path / "folded").eval()
     images, _ = batch(pixels=8)
     assert torch.equal(folded(images)["logits"], net.eval()(images)["logits"])
+
+
+def test_the_callback_of_transformers_folds_a_part(tmp_path):
+    """As whatever is no network of transformers: weights that ``load_folded`` takes."""
+    net = ForImages(Config())
+    timestepper.attach(net.body)
+    arguments = TrainingArguments(tmp_path / "run", max_steps=1, report_to=[], use_cpu=True)
+    callbacks = [transformers.StepSizes(tmp_path / "folded")]
+    Trainer(net, arguments, train_dataset=Pictures(), callbacks=callbacks).train()
+    folded = timestepper.load_folded(plain(), tmp_path / "folded" / "body.safetensors").eval()
+    images, _ = batch(pixels=8)
+    assert torch.equal(folded(images), net.eval().body(images))
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["given to the trainer", "added later"])

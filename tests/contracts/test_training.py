@@ -139,6 +139,25 @@ def test_a_frozen_base_trains_the_controllers_alone():
     assert all(name.startswith("controllers.") for name in found)
 
 
+def test_blocks_under_no_grad_are_read_by_the_controller_and_only_requires_grad_freezes_them():
+    def trained(frozen, under_no_grad):
+        net = timestepper.attach(plain(depth=14))
+        for path in frozen:
+            net.get_submodule(path).requires_grad_(False)
+        part = net.get_submodule(under_no_grad)
+        part.forward = torch.no_grad()(part.forward)
+        net(batch()[0]).sum().backward()
+        return net
+
+    first = trained([], "layer1.0").layer1[0]
+    assert first.conv1.weight.grad.any()
+    assert first.bn2.weight.grad is None  # which no controller reads
+    assert trained([], "layer1").layer1[0].conv1.weight.grad.eq(0).all()
+    frozen = trained(["layer1.0"], "layer1.0")
+    assert all(parameter.grad is None for parameter in frozen.layer1[0].parameters())
+    assert frozen.layer1[1].conv1.weight.grad.any()
+
+
 def test_frozen_controllers_train_the_network_alone():
     net = small()
     net.controllers.requires_grad_(False)

@@ -94,9 +94,15 @@ def test_a_missing_gpu_is_told_in_words_for_recipes_and_options(call, monkeypatc
 @pytest.mark.parametrize("option", ["--results", "--claims"])
 def test_report_refuses_a_folder_that_is_not_there(call, tmp_path, option):
     (tmp_path / "file").touch()
+    (tmp_path / "results").mkdir()
     for name, reason in (("nosuch", "there is no such folder"), ("file", "is a file and not a folder")):
         assert f"{option} {name}: {reason}; name another" in refused(call("report", option, name))
-    assert [item.name for item in tmp_path.iterdir()] == ["file"]
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["file", "results"]
+
+
+def test_report_refuses_the_default_folder_too_where_it_is_not_there(call, tmp_path):
+    assert "--results results: there is no such folder; name another" in refused(call("report"))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("blocked", ["index.html", "index.md"])

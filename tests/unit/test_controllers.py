@@ -61,7 +61,11 @@ def test_a_spec_of_no_kind_is_told_the_known_ones():
         attach(create_model("cifar/resnet8"), ControllerSpec("lstmm"))
 
 
-@pytest.mark.parametrize("name", ["fixed(1e300)", "scalar(-1e300)", "channel(1e39)", "depth(-1000)", "depth(1e5)"])
+_NOT_IN_FLOAT32 = ["fixed(1e300)", "scalar(-1e300)", "channel(1e39)", "depth(-1000)", "depth(1e5)"]
+_NOT_IN_FLOAT32 += ["fixed(1e-50)", "scalar(-1e-50)", "channel(1e-46)", "depth(200)"]  # which would be 0
+
+
+@pytest.mark.parametrize("name", _NOT_IN_FLOAT32)
 def test_a_step_size_that_float32_cannot_hold_is_refused(name):
     with pytest.raises(StepSizeError, match="; try "):
         parse(name).build(StageShape(9, 8, 8, 4))

@@ -127,6 +127,27 @@ def test_a_network_that_takes_no_image_is_counted_on_an_example():
         timestepper.summary(net, (3, 8, 8), example=words)
 
 
+def test_a_network_of_ones_own_has_a_summary_without_saying_what_it_takes():
+    class Residual(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = torch.nn.Linear(16, 32), torch.nn.Linear(32, 16)
+
+        def forward(self, x):
+            return x + self.last(self.first(x).relu())
+
+    words = torch.zeros(2, 5, 16)
+    net = timestepper.attach(torch.nn.Sequential(Residual(), Residual()), example=words)
+    counted = timestepper.summary(net, example=words)
+    assert counted.gflops == 2 * 2 * 10 * 16 * 32 / 1e9
+    found = timestepper.summary(net)
+    assert found == replace(counted, gflops=None)
+    assert "GFLOPs      not counted (give input_size or example=); the" in str(found)
+    for wrong in ({"input_size": (3, 32, 32)}, {"example": torch.zeros(2, 5, 8)}):
+        with pytest.raises(MismatchError, match="the multiply-adds of Sequential cannot be counted on"):
+            timestepper.summary(net, **wrong)
+
+
 def test_a_network_that_looks_at_numbers_before_it_decides_is_counted_on_some():
     class OneOfTwoWays(CifarResNet):
         def forward(self, x):

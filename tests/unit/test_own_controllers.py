@@ -101,6 +101,18 @@ def test_step_sizes_of_another_shape_are_refused_and_nothing_stays():
     assert type(plain) is CifarResNet
 
 
+@pytest.mark.parametrize("given", [None, 0.5, "half"])
+def test_what_is_no_tensor_is_refused_and_nothing_stays(given):
+    class Odd(Controller):
+        def forward(self, descriptors):
+            return given
+
+    plain = net()
+    with pytest.raises(StepSizeError, match=r"Odd gives no tensor for layer1, .*; return \(1, 8\)"):
+        timestepper.attach(plain, Odd)
+    assert not timestepper.is_attached(plain)
+
+
 def test_step_sizes_that_are_no_numbers_are_the_controller_s_fault():
     class Lost(Steep):
         def forward(self, descriptors):

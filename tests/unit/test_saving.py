@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import timestepper
 from timestepper.api import find_steps
-from timestepper.errors import CheckpointError, DiskFullError, MismatchError
+from timestepper.errors import CheckpointError, DiskFullError, MismatchError, RunDirectoryError
 from timestepper.models import CifarResNet
 from timestepper.tensors import read_tensors, write_tensors
 
@@ -209,6 +209,16 @@ def test_weights_from_elsewhere_are_loaded_once_somebody_vouches_for_them(tmp_pa
     subprocess.run(command, shell=True, check=True)
     loaded = timestepper.load_folded(CifarResNet(14, 5, width=8), path)
     assert torch.equal(loaded.eval()(IMAGES), plain.eval()(IMAGES))
+
+
+@pytest.mark.parametrize("save", [timestepper.save_folded, timestepper.save_controllers])
+def test_missing_folders_are_made(save, tmp_path):
+    path = tmp_path / "a" / "b" / "x.safetensors"
+    assert save(trained(), path) == path
+    assert path.exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(RunDirectoryError, match="a file is in the way"):
+        save(trained(), tmp_path / "file" / "x.safetensors")
 
 
 def test_a_file_of_another_kind_is_refused_though_its_sum_is_right(tmp_path):

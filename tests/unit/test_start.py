@@ -179,3 +179,23 @@ def test_controllers_are_loaded_without_a_touch_on_the_filters_of_warnings(tmp_p
     monkeypatch.setattr(timestepper.saving, "attach", attach)
     timestepper.load_controllers(trained(), path)
     assert seen == [before]
+
+
+def test_plain_weights_that_are_loaded_after_attach_are_no_identity_and_said_to_be_none():
+    """The first step sizes were computed from others; the same of a kind that reads no weights is one."""
+    trained = torchvision.models.resnet18(num_classes=3).state_dict()
+    head = {name: value for name, value in trained.items() if name.startswith("fc.")}
+    net = timestepper.attach(torchvision.models.resnet18(num_classes=3), start="identity")
+    with pytest.warns(UserWarning, match=r"first step sizes from others: .*; load first, then attach") as told:
+        net.load_state_dict(trained, strict=False)
+    assert len(told) == 1
+    free = timestepper.attach(torchvision.models.resnet18(num_classes=3), "independent", start="identity")
+    first = timestepper.attach(torchvision.models.resnet18(num_classes=3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        net.load_state_dict(head, strict=False)
+        net.load_state_dict(net.state_dict())
+        free.load_state_dict(trained, strict=False)
+        first.load_state_dict(trained, strict=False)
+    assert all((dt == 1).all() for dt in timestepper.step_sizes(free).values())
+    assert not all((dt == 1).all() for dt in timestepper.step_sizes(net).values())

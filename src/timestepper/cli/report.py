@@ -11,7 +11,7 @@ TITLE = "Learned time steps: the paper and what we measured"
 
 
 def report(
-    results: Annotated[Path | None, typer.Option(help="folder of records; by default results")] = None,
+    results: Annotated[Path, typer.Option(help="folder of records")] = Path("results"),
     claims: Annotated[
         Path | None, typer.Option(help="folder of the paper's numbers; by default the shipped ones")
     ] = None,
@@ -25,14 +25,13 @@ def report(
     from timestepper.cli import gather
     from timestepper.report.groups import group
 
-    folder = results or Path("results")
     gather.check_page(out, "--out")
-    gather.check_folder(folder, "--results", needed=results is not None)
+    gather.check_folder(results, "--results", needed=True)
     gather.check_folder(claims or gather.FOLDER, "--claims", needed=True)
-    found = gather.Collection(folder, runs, claims or gather.FOLDER)
+    found = gather.Collection(results, runs, claims or gather.FOLDER)
     found.warn()
     if not found.records:
-        warn(f"{folder} holds no sound record; timestepper reproduce NAME makes them")
+        warn(f"{results} holds no sound record; timestepper reproduce NAME makes them")
     found.write(out, title)
     counted = sum(len(arm.runs) for arm in group(found.records))  # copies do not count
-    tell(f"{counted} records from {folder}: {out} and {out.with_suffix('.md')}")
+    tell(f"{counted} records from {results}: {out} and {out.with_suffix('.md')}")

@@ -103,7 +103,7 @@ def fold(
     """Fold the newest sound checkpoint of RUN into a plain network's weights."""
     from timestepper import saving
     from timestepper.errors import RunDirectoryError
-    from timestepper.files import check_file, prepare_file
+    from timestepper.files import check_file
     from timestepper.runs.finish import WEIGHTS
     from timestepper.runs.load import restore
 
@@ -114,6 +114,5 @@ def fold(
             f"{run} trained a plain network, which has nothing to fold; when it is finished, its weights are in "
             f"{run / WEIGHTS}"
         )
-    prepare_file(output)  # not earlier: a run that cannot be folded leaves no folder behind
     saving.save_folded(trained.model, output)
     tell(f"{output}: plain {trained.recipe.model.name} of {trained.path}")

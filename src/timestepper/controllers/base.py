@@ -72,8 +72,9 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def fits_float32(value: float) -> bool:
-    """Whether it is a number that float32 has: neither NaN nor so large that it would become infinite."""
-    return abs(value) <= torch.finfo(torch.float32).max
+    """Whether it is a number that float32 has: neither NaN, nor so large that it would become infinite, nor 0."""
+    known = torch.finfo(torch.float32)
+    return value == 0 or known.tiny <= abs(value) <= known.max
 
 
 def is_sharded(tensor: Tensor) -> bool:

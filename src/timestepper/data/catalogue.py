@@ -11,7 +11,7 @@ from timestepper.data.augment import Augment, resolve
 from timestepper.data.dataset import HOW_TO_GIVE_A_ROOT, ArrayImages, Dataset, FolderImages, Images
 from timestepper.data.loading import Loader, ResidentLoader
 from timestepper.data.order import Plan
-from timestepper.errors import DataError, UnknownNameError
+from timestepper.errors import DataError, UnknownNameError, naming_missing_packages
 
 NAMES = ("digits", "cifar10", "cifar100", "imagenet", "folder")
 """The data sets that `open_dataset` knows."""
@@ -20,6 +20,7 @@ DECODERS = ("cpu", "gpu", "auto")
 """Where JPEG files are decoded; auto takes the GPU where it can."""
 
 
+@naming_missing_packages()
 def open_dataset(
     name: str,
     root: str | os.PathLike[str] | None = None,
@@ -73,6 +74,7 @@ def folder_root(name: str, root: str | os.PathLike[str] | None) -> Path:
     )
 
 
+@naming_missing_packages()
 def loader(
     images: Images,
     *,
@@ -104,6 +106,7 @@ def loader(
     return StreamedLoader(images, *options, workers=workers, decode=decode)
 
 
+@naming_missing_packages()
 def check(
     name: str,
     root: str | os.PathLike[str] | None = None,

@@ -43,7 +43,7 @@ def _save_pretrained(original: Any) -> Callable:
         folder = Path(save_directory)
         push = options.pop("push_to_hub", False)
         named = "state_dict" in options  # a trainer names it even where it is None
-        folded = not named and not _saves_adapters_alone(self)
+        folded = not named and not saves_adapters_alone(self)
         if push and (named or options.get("variant") is not None):
             raise CheckpointError(
                 f"{folder}: push_to_hub=True takes neither state_dict nor variant; leave it out and upload the folder"
@@ -69,7 +69,7 @@ def _save_pretrained(original: Any) -> Callable:
     return save_pretrained
 
 
-def _saves_adapters_alone(net: nn.Module) -> bool:
+def saves_adapters_alone(net: nn.Module) -> bool:
     """As PEFT's networks do, and transformers' that were given adapters: these go onto a base that is not folded."""
     named = any(kind.__name__ == "PeftModel" for kind in type(net).__mro__)
     return named or getattr(net, "_hf_peft_config_loaded", False)

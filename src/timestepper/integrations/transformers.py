@@ -3,11 +3,15 @@
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import CallbackHandler
 
+from timestepper.api import fold
+from timestepper.integrations.pretrained import saves_adapters_alone
 from timestepper.integrations.watching import look_ahead, scalars, write_folded
+from timestepper.steps import find
 
 
 class StepSizes(TrainerCallback):
@@ -16,7 +20,9 @@ class StepSizes(TrainerCallback):
     The logs go to TensorBoard, W&B and whatever else the trainer reports to.
 
     Args:
-        fold_to: a folder for the folded weights; None writes none.
+        fold_to: a folder for the folded weights; None writes none. A network of transformers is written as the plain
+            one, for its ``from_pretrained``. Of others, of parts, and of those with adapters of PEFT, the weights are
+            written as ``folded.safetensors`` or ``PART.safetensors``, for ``timestepper.load_folded``.
     """
 
     def __init__(self, fold_to: str | Path | None = None):
@@ -36,7 +42,12 @@ class StepSizes(TrainerCallback):
             logs.update(found)  # for the callbacks behind this one, which are all others
 
     def on_train_end(self, args, state, control, model=None, **kwargs) -> None:
-        if self.fold_to is not None and state.is_world_process_zero:
+        if self.fold_to is None or not state.is_world_process_zero:
+            return
+        if isinstance(model, PreTrainedModel) and find(model) is not None and not saves_adapters_alone(model):
+            plain: Any = fold(model)
+            plain.save_pretrained(self.fold_to)
+        else:
             write_folded(model, self.fold_to)
 
     def _go_first(self) -> None:

@@ -41,6 +41,5 @@ def scalars(model: nn.Module) -> dict[str, float]:
 
 def write_folded(model: nn.Module, folder: str | Path) -> list[Path]:
     """The folded weights of every attached part, ``folded.safetensors`` or ``PART.safetensors``."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
     parts = attached_parts(model).items()
     return [save_folded(part, Path(folder) / f"{path or 'folded'}.safetensors") for path, part in parts]

@@ -100,7 +100,7 @@ def open_chain(net: nn.Module, inputs: Tensor, *, steps: bool = True) -> Chain:
     try:
         stages = find_stages(model)
     except NoSitesError as error:  # its advice, to register a block, is for who attaches
-        raise StabilityError(f"{type(model).__name__} has no such block; {ONLY_CHAINS}") from error
+        raise StabilityError(f"{type(model).__name__} has no block that the theory covers; {ONLY_CHAINS}") from error
     links = {
         site.path: Link(stage.name, site, model.get_submodule(site.path)) for stage in stages for site in stage.sites
     }

@@ -76,7 +76,7 @@ def test_networks_without_residual_blocks_have_the_robustness_figures():
     assert "blocks" not in json.loads(output)
     with pytest.raises(StabilityError, match="--no-theory"):
         run("cifar/densenet22", "--data", "digits", "--noise")
-    with pytest.raises(StabilityError, match=r"^VisionTransformer has no such block; .*\(--no-theory --noise\)$"):
+    with pytest.raises(StabilityError, match=r"^VisionTransformer has no block that the theory covers; .*--noise\)$"):
         run("timm/test_vit", "--no-bound", "--input-size", 160)
 
 

@@ -128,7 +128,7 @@ def test_what_cannot_be_measured_is_said_of_its_run_and_the_rest_is_kept(tmp_pat
     (tmp_path / "mini.toml").write_text(SET.replace("MORE", more).replace("[0, 1]", "[0]"))
     result = run(tmp_path, *SWEEP, "--measure")
     assert result.returncode == 1
-    assert result.stdout.count("not measured: VisionTransformer has no such block") == 2  # then, and at the end
+    assert result.stdout.count("VisionTransformer has no block that the theory covers") == 2  # then, and at the end
     assert measured(tmp_path) == {0: ["noise"]}
 
 
