@@ -2,7 +2,6 @@
 
 import copy
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Real
@@ -16,11 +15,12 @@ from timestepper import equations
 from timestepper.controllers import Controller, ControllerSpec, parse
 from timestepper.controllers.base import fits_float32
 from timestepper.errors import MismatchError, NonFiniteError, StepSizeError, UnknownNameError, WrappedModelError
-from timestepper.links import in_shards, leave_others_forwards, refuse_wrapped, warn_if_trained
+from timestepper.links import in_shards, leave_others_forwards, refuse_wrapped
 from timestepper.looking import held_still
 from timestepper.sites import Discovery, Stage, find, reduced, search
 from timestepper.stepped import is_stepped
 from timestepper.steps import Stepping, Steps, find_inside, find_steps
+from timestepper.warned import warn_if_left_out, warn_if_trained, warn_of_rounding
 
 Network = TypeVar("Network", bound=nn.Module)
 DESCRIPTORS = ("mean", "visible")  # how the controller is shown the weights; the paper's is the first
@@ -55,7 +55,8 @@ def attach(
         example: for networks that no adapter knows, what their forward takes, to discover their residual branches: a
             tensor, a tuple of arguments, or a dict of arguments by name. timm's and transformers' need none.
         sites: names of the sites that get step sizes, or patterns (``"blocks.*.mlp"``); or what ``discover`` has
-            found in this very network, which is then not looked for again. By default all.
+            found in this very network, which is then not looked for again. By default all, with a warning where
+            residual sums are left out.
         exclude: names or patterns of those that get none.
         reduction: the paper's r; by default 4 for basic blocks, 8 for bottlenecks, and for discovered networks what
             keeps the controllers at a tenth of the network's parameters.
@@ -76,12 +77,13 @@ def attach(
     spec = parse(controller)
     _refuse_odd_options(reduction, descriptor, descriptor_gradient)
     begin = _start(start, spec)
-    stages = find(model, _bare, example, sites, exclude)
+    stages, left_out = find(model, _bare, example, sites, exclude)
     if reduction is None and any(site.entries for stage in stages for site in stage.sites):  # discovered
         size = sum(parameter.numel() for parameter in model.parameters())
         stages = reduced(stages, spec, descriptor == "visible", size)
     _refuse_division_by_zero(spec, stages)
     warn_if_trained(model, spec, begin)
+    warn_if_left_out(model, sum(len(stage.sites) for stage in stages), left_out)
     chosen = exclude is not None or not (sites is None or isinstance(sites, Discovery))
     Steps(model, Stepping(stages, spec, reduction, descriptor, descriptor_gradient, begin, chosen))
     return model
@@ -187,7 +189,7 @@ def fold(net: nn.Module) -> nn.Module:
         wrong = ~value.isfinite() if learned else value.isnan()  # a buffer may be a mask of infinities
         if not value.is_meta and wrong.any():
             raise NonFiniteError(f"cannot fold: {name} holds NaN or infinity; go back to a sound checkpoint")
-    _say_rounding({value.dtype for value in effective.values()})
+    warn_of_rounding({value.dtype for value in effective.values()})
     return plain
 
 
@@ -287,13 +289,3 @@ def is_attached(net: nn.Module) -> bool:
         True or False.
     """
     return find_inside(net) is not None
-
-
-def _say_rounding(dtypes: set[torch.dtype]) -> None:
-    """A network in half precision loses bits in the one cast; say how many."""
-    for dtype in (dtype for dtype in dtypes if dtype.itemsize < 4):
-        warnings.warn(
-            f"folded in float32 and rounded to {str(dtype).removeprefix('torch.')}: "
-            f"each weight changes by at most {torch.finfo(dtype).eps / 2:.1e} of its size",
-            stacklevel=5,  # of who calls fold, which is decorated twice
-        )

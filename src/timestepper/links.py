@@ -4,10 +4,6 @@ A norm that took the place of another is taken in, a part that was put around an
 refused by name, because a layer would silently run without its step size.
 """
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CellType
 from typing import Any
@@ -18,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from timestepper import reparam
 from timestepper.controlled import Convs
-from timestepper.controllers import ControllerSpec
 from timestepper.errors import (
     AlreadyAttachedError,
     MismatchError,
@@ -33,7 +28,6 @@ _WRAPPERS = {"OptimizedModule", "DistributedDataParallel", "DataParallel", "Full
 _WRAPPERS |= {"FSDPModule"}  # what fully_shard makes of a module's class
 _ADAPTER = "_active_adapter"  # where a layer of PEFT keeps the names of those that run
 _TRANSPARENT = {"CheckpointWrapper", "OptimizedModule"}  # put around a layer, they run it as it is
-_expected: ContextVar[bool] = ContextVar("_expected", default=False)
 
 
 @dataclass
@@ -189,7 +183,8 @@ def in_shards(net: nn.Module) -> bool:
 def refuse_wrapped(model: nn.Module) -> None:
     """Before attach: a network that is compiled, wrapped, or attached already."""
     if not isinstance(model, nn.Module):
-        raise NoSitesError(f"a network is needed, not {model!r}; timestepper.adapters.create_model makes one by name")
+        given = repr(model) if isinstance(model, str | type) else f"a {type(model).__name__}"
+        raise NoSitesError(f"a network is needed, not {given}; timestepper.adapters.create_model makes one by name")
     if isinstance(model, torch.jit.ScriptModule):
         raise WrappedModelError(
             f"{model.original_name} is TorchScript, whose layers cannot be changed; attach to the Python network, and "
@@ -260,36 +255,3 @@ def _has_hold_of_a_module(forward: Any) -> bool:
     cells = getattr(getattr(forward, "__func__", forward), "__closure__", None) or ()
     held = [cell.cell_contents for cell in cells if cell != CellType()]  # an empty one has none
     return any(isinstance(getattr(each, "__self__", each), nn.Module) for each in held)
-
-
-@contextmanager
-def trained_is_expected() -> Iterator[None]:
-    """Silences ``warn_if_trained``: controllers that were saved with a trained network belong to it.
-
-    (``warnings.catch_warnings`` would reach into other threads.)
-    """
-    token = _expected.set(True)
-    try:
-        yield
-    finally:
-        _expected.reset(token)
-
-
-def warn_if_trained(model: nn.Module, controller: ControllerSpec, start: float | None) -> None:
-    """Step sizes of about a half would change what a trained network computes: one whose norms' weights differ."""
-    if start is not None or controller.options.get("value") == 1 or _expected.get():
-        return
-    better = '"channel(1)"' if controller.controller.own_start else 'start="identity"'
-    for path, module in model.named_modules():
-        if "Norm" not in type(module).__name__:
-            continue
-        weight = reparam.trained(module, "weight")
-        if weight is None or type(weight) not in (nn.Parameter, torch.Tensor) or weight.is_meta or weight.dim() != 1:
-            continue  # matrices start random
-        if weight.numel() and bool((weight != weight[0]).any()):
-            warnings.warn(
-                f"{type(model).__name__} looks trained (the weights of {path} differ), and with {controller} it no "
-                f"longer computes what it has learned; attach(net, {better}) begins with its own function",
-                stacklevel=4,  # of who calls attach, which is decorated
-            )
-            return

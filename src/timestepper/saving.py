@@ -17,11 +17,11 @@ from timestepper.controllers import parse
 from timestepper.controllers.base import is_sharded
 from timestepper.errors import CheckpointError, MismatchError, WrappedModelError
 from timestepper.files import as_path, prepare_file, with_checksum, write_json
-from timestepper.links import trained_is_expected
 from timestepper.sites import Discovery
 from timestepper.steps import Steps
 from timestepper.tensors import load_exactly, read_tensors, write_tensors
 from timestepper.validate import Source, shown
+from timestepper.warned import trained_is_expected
 
 FORMAT = 1
 _OPTIONS = ("reduction", "descriptor", "descriptor_gradient")

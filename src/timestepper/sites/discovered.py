@@ -20,10 +20,15 @@ class Discovery:
     refused: tuple[NotTaken, ...]
 
     @property
+    def left_out(self) -> int:
+        """How many residual sums take no step size."""
+        return sum(sum_.residual for sum_ in self.refused)
+
+    @property
     def share(self) -> float:
         """The share of residual sums that were accepted and proved."""
         accepted = sum(len(stage.sites) for stage in self.stages)
-        residual = accepted + sum(sum_.residual for sum_ in self.refused)
+        residual = accepted + self.left_out
         return accepted / residual if residual else 0.0
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:

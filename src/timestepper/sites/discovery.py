@@ -45,8 +45,9 @@ class _Branch:
     """A sum with its branch and what the branch computes."""
 
     total: Node
+    base: Node  # from where branch and shortcut part
     branch: Node
-    between: list[Node]  # from where branch and shortcut part to the branch's end
+    between: list[Node]  # from there to the branch's end
 
 
 class _NoResidual(Exception):
@@ -57,12 +58,14 @@ def candidates(trace: Trace, net: nn.Module) -> tuple[list[Candidate], list[NotT
     """Sites that the walk found, one for each branch, and the sums that it did not take."""
     found: list[tuple[_Branch, Absorbed]] = []
     refused: list[NotTaken] = []
+    starts: dict[Node, Node] = {}  # of residual sums: where their shortcut begins
     for total in trace.sums:
         parts = total.args[:2]
         if not all(part.live and part.shape == total.shape for part in parts) or len(total.shape) < 2:
             continue  # a bias, a position, a mask
         try:
-            branch = _branch_of(trace, total)
+            branch = _branch_of(trace, total, starts)
+            starts[total] = branch.base
             absorbed = _absorbed(branch, trace.shared, net)
             found.append((branch, absorbed))
         except _NoResidual as error:
@@ -75,14 +78,24 @@ def candidates(trace: Trace, net: nn.Module) -> tuple[list[Candidate], list[NotT
     return _named(taken, net), refused + doubled
 
 
-def _branch_of(trace: Trace, total: Node) -> _Branch:
-    """The branch is the operand that has the other among its ancestors, else the longer path."""
+def _branch_of(trace: Trace, total: Node, starts: dict[Node, Node]) -> _Branch:
+    """The branch is the operand that has the other among its ancestors, else the longer path.
+
+    In ``x + attention(h) + mlp(h)`` the other is a residual sum itself, and both branches begin at its shortcut.
+    """
     first, second = total.args[:2]
     if first is second:
         raise _NoResidual("a tensor is added to itself")
     if first.comes_from(second) or second.comes_from(first):
         branch, other = (first, second) if first.comes_from(second) else (second, first)
         base = other
+    elif parallel := [
+        (part, other)
+        for part, other in ((first, second), (second, first))
+        if other in starts and part not in starts and part.comes_from(starts[other])
+    ]:
+        ((branch, other),) = parallel
+        base = starts[other]
     else:
         common = first.ancestors & second.ancestors
         shared = next((n for n in reversed(trace.nodes) if n.live and common >> n.number & 1), None)
@@ -104,7 +117,7 @@ def _branch_of(trace: Trace, total: Node) -> _Branch:
         raise _NoResidual(
             "its branch is linear: an adapter of low rank, part of one re-parameterised layer, or a position encoding"
         )
-    return _Branch(total, branch, between)
+    return _Branch(total, base, branch, between)
 
 
 def _between(trace: Trace, base: Node, end: Node) -> list[Node]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from timestepper.errors import MismatchError, NoSitesError, UnknownNameError, UnsupportedSiteError
+from timestepper.errors import MismatchError, NoSitesError, TimestepperError, UnknownNameError, UnsupportedSiteError
 from timestepper.reparam import trained
 from timestepper.sites import blocks
 from timestepper.sites.discovered import Discovery
@@ -19,40 +19,48 @@ from timestepper.sites.known import Site, Stage, find_stages, only_ours
 from timestepper.sites.proof import Attach, prove
 from timestepper.sites.stages import grouped
 from timestepper.sites.trace import Trace
-from timestepper.sites.twin import Call, lean_twin, left_alone, twin
+from timestepper.sites.twin import Call, FailedError, lean_twin, left_alone, twin, without_hooks
 
 Patterns = str | Sequence[str] | None
 
 
 def find(
     net: nn.Module, attach: Attach, example: Any = None, sites: Patterns | Discovery = None, exclude: Patterns = None
-) -> tuple[Stage, ...]:
-    """The stages of a network: those of adapters where they know one of its blocks, else what is discovered."""
+) -> tuple[tuple[Stage, ...], int]:
+    """The stages of a network: those of adapters where they know one of its blocks, else what is discovered.
+
+    And how many residual sums take no step size although the user has not chosen among them.
+    """
     if isinstance(sites, Discovery):
         _refuse_another_s(net, sites)
-        return _chosen(_stages_of(sites), None, exclude)
-    stages: Sequence[Stage]
+        return _chosen(_stages_of(sites), None, exclude), 0
+    known = _known(net)
+    if not isinstance(known, TimestepperError):
+        return _chosen(known, sites, exclude), 0
+    if not only_ours(net):
+        raise known
     try:
-        stages = find_stages(net)
-    except (NoSitesError, UnsupportedSiteError) as error:
-        if not only_ours(net):
+        found = search(net, attach, example)
+    except NeedsExampleError:
+        if isinstance(known, NoSitesError):
             raise
-        try:
-            stages = _stages_of(search(net, attach, example))
-        except NeedsExampleError as needs:
-            if isinstance(error, NoSitesError):
-                raise needs from None
-            hint = "or pass example=, what its forward takes, to have its branches discovered"
-            raise UnsupportedSiteError(f"{error}; {hint}") from None
-    return _chosen(stages, sites, exclude)
+        hint = "or pass example=, what its forward takes, to have its branches discovered"
+        raise UnsupportedSiteError(f"{known}; {hint}") from None
+    left_out = found.left_out if sites is None and exclude is None else 0
+    return _chosen(_stages_of(found), sites, exclude), left_out
+
+
+def _known(net: nn.Module) -> Sequence[Stage] | NoSitesError | UnsupportedSiteError:
+    """What adapters know, or why they know nothing: not raised, because another error may be the one to tell."""
+    try:
+        return find_stages(net)
+    except (NoSitesError, UnsupportedSiteError) as error:
+        return error.with_traceback(None)
 
 
 def is_known(net: nn.Module) -> bool:
     """Whether adapters say where the sites of a network are."""
-    try:
-        return bool(find_stages(net))
-    except (NoSitesError, UnsupportedSiteError):
-        return not only_ours(net)
+    return not isinstance(_known(net), TimestepperError) or not only_ours(net)
 
 
 def _refuse_another_s(net: nn.Module, found: Discovery) -> None:
@@ -79,9 +87,19 @@ def search(net: nn.Module, attach: Attach, example: Any = None) -> Discovery:
     with left_alone():
         copy = (lean_twin(net) if large else twin(net)).eval()
         dtype = _dtype(net) if large else torch.float64
-        trace, call = _first_that_runs(copy, small, call, dtype)
-        found, refused = candidates(trace, copy)
-        results = blocks.prove_blocks(copy, call, dtype, found, attach) if large else prove(copy, call, found, attach)
+        try:
+            trace, call = _first_that_runs(copy, small, call, dtype)
+            found, refused = candidates(trace, copy)
+            results = (
+                blocks.prove_blocks(copy, call, dtype, found, attach) if large else prove(copy, call, found, attach)
+            )
+        except FailedError as error:
+            if large or not _runs_as_it_is(net, call):
+                raise
+            raise MismatchError(
+                f"{type(net).__name__} runs in its own precision, but as a copy in float64 or float32, on which sites "
+                f"are proved, it fails{error.what}; name its branches by hand (docs/adapters.md)"
+            ) from error.__cause__
     proved = {c.site.path: result for c, result in zip(found, results, strict=True) if isinstance(result, float)}
     wrong = [
         NotTaken(candidate.site.path, result, residual=True)
@@ -129,6 +147,14 @@ def _dtype(net: nn.Module) -> torch.dtype:
     return next((parameter.dtype for parameter in net.parameters() if parameter.is_floating_point()), torch.float32)
 
 
+@torch.no_grad()
+def _runs_as_it_is(net: nn.Module, call: Call) -> bool:
+    with suppress(Exception):  # of a foreign module, which can raise anything
+        call(without_hooks(net).eval(), _dtype(net))
+        return True
+    return False
+
+
 def _first_that_runs(net: nn.Module, small: list[Call], call: Call, dtype: torch.dtype) -> tuple[Trace, Call]:
     for less in small:
         with suppress(MismatchError):
@@ -168,6 +194,8 @@ def _fits(site: Site, patterns: Sequence[str]) -> bool:
 
 def _listed(patterns: Patterns) -> list[str]:
     listed = [patterns] if isinstance(patterns, str) else [] if patterns is None else patterns
-    if not isinstance(listed, Collection) or not all(isinstance(pattern, str) for pattern in listed):
-        raise UnknownNameError(f"sites= and exclude= take names of sites or patterns, in a list, not {patterns!r}")
+    wrong = [listed] if not isinstance(listed, Collection) else [each for each in listed if not isinstance(each, str)]
+    if wrong:
+        kind = type(wrong[0]).__name__
+        raise UnknownNameError(f"sites= and exclude= take names of sites or patterns, in a list, not {kind}")
     return list(listed)

@@ -21,6 +21,16 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 _HAS_ITS_HOOKS = "_output_capturing_hooks_installed"  # on networks of transformers, which put hooks in once
 
 
+class FailedError(MismatchError):
+    """A network has raised something, on an example."""
+
+    def __init__(self, net: nn.Module, call: "Call", what: str):
+        self.what = what
+        super().__init__(
+            f"{type(net).__name__} fails on an example of {call}{what}; pass example=, what its forward takes"
+        )
+
+
 @dataclass(frozen=True)
 class Call:
     """The arguments of a forward, which every call gets a copy of: a network may write into them, a cache say."""
@@ -48,14 +58,8 @@ class Call:
         except MismatchError:
             raise
         except Exception as error:
-            text = f"{type(error).__name__}: {first_line(error)}"
             where = f" in {places.failed}" if places is not None and places.failed else ""
-            precise = any(word in text.lower() for word in ("dtype", "scalar type", "double"))
-            why = " (a copy is looked at in float64: tensors that its forward has from elsewhere are not)" * precise
-            raise MismatchError(
-                f"{type(net).__name__} fails on an example of {self}{where}: {text}{why}; pass example=, what its "
-                "forward takes"
-            ) from error
+            raise FailedError(net, self, f"{where}: {type(error).__name__}: {first_line(error)}") from error
 
     def __str__(self) -> str:
         shown = [_shown(value) for value in self.args] + [f"{key}={_shown(v)}" for key, v in self.kwargs.items()]

@@ -231,6 +231,39 @@ def test_an_adapter_of_low_rank_is_no_residual():
     assert all("of low rank" in sum_.reason and not sum_.residual for sum_ in refused)
 
 
+class Coarse(Block):
+    """A branch in bfloat16, whatever the network is in."""
+
+    def __init__(self):
+        super().__init__()
+        self.first.bfloat16()
+        self.last.bfloat16()
+
+    def branch(self, x):
+        return self.last(torch.relu(self.first(self.norm(x).bfloat16()))).float()
+
+
+def large_numbers():
+    transformers = pytest.importorskip("transformers")  # whose masks begin at the least float32
+    sizes = {"d_model": 16, "ffn_dim": 32, "num_layers": 2, "attention_heads": 2}
+    return transformers.XGLMModel(transformers.XGLMConfig(vocab_size=50, **sizes))
+
+
+@pytest.mark.parametrize(
+    ("make", "example", "where"),
+    [
+        (lambda: nn.Sequential(Coarse(), Coarse()), EXAMPLE, ": RuntimeError: mat1 and mat2 must have the same dtype"),
+        (large_numbers, None, " in layers.0.self_attn: RuntimeError: value cannot be converted to type float"),
+    ],
+)
+def test_a_network_that_has_but_one_precision_is_told_as_such(make, example, where):
+    with pytest.raises(MismatchError, match=r"hand \(docs/adapters.md\)$") as error:
+        timestepper.discover(make(), example)
+    said = "runs in its own precision, but as a copy in float64 or float32, on which sites are proved, it fails"
+    assert said + where in str(error.value)
+    assert "example" not in str(error.value)
+
+
 class Picky(Block):
     """Takes only what has passed the block before."""
 

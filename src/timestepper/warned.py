@@ -1,0 +1,68 @@
+"""What attach and fold warn of: they did what was asked, which is perhaps not what was meant."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import nn
+
+from timestepper import reparam
+from timestepper.controllers import ControllerSpec
+
+_CALLER = 4  # of attach, which is decorated once
+_expected: ContextVar[bool] = ContextVar("_expected", default=False)
+
+
+@contextmanager
+def trained_is_expected() -> Iterator[None]:
+    """Silences both: controllers that were saved with a trained network belong to it, and to the sites that it has.
+
+    (``warnings.catch_warnings`` would reach into other threads.)
+    """
+    token = _expected.set(True)
+    try:
+        yield
+    finally:
+        _expected.reset(token)
+
+
+def warn_if_trained(model: nn.Module, controller: ControllerSpec, start: float | None) -> None:
+    """Step sizes of about a half would change what a trained network computes: one whose norms' weights differ."""
+    if start is not None or controller.options.get("value") == 1 or _expected.get():
+        return
+    better = '"channel(1)"' if controller.controller.own_start else 'start="identity"'
+    for path, module in model.named_modules():
+        if "Norm" not in type(module).__name__:
+            continue
+        weight = reparam.trained(module, "weight")
+        if weight is None or type(weight) not in (nn.Parameter, torch.Tensor) or weight.is_meta or weight.dim() != 1:
+            continue  # matrices start random
+        if weight.numel() and bool((weight != weight[0]).any()):
+            warnings.warn(
+                f"{type(model).__name__} looks trained (the weights of {path} differ), and with {controller} it no "
+                f"longer computes what it has learned; attach(net, {better}) begins with its own function",
+                stacklevel=_CALLER,
+            )
+            return
+
+
+def warn_if_left_out(model: nn.Module, taken: int, left_out: int) -> None:
+    """Residual sums that discovery has refused, where the user has not chosen among them."""
+    if left_out and not _expected.get():
+        warnings.warn(
+            f"{type(model).__name__}: {left_out} of {taken + left_out} residual sums take no step size; "
+            "print(timestepper.discover(net)) says why",
+            stacklevel=_CALLER,
+        )
+
+
+def warn_of_rounding(dtypes: set[torch.dtype]) -> None:
+    """A network in half precision loses bits in the one cast; say how many."""
+    for dtype in (dtype for dtype in dtypes if dtype.itemsize < 4):
+        warnings.warn(
+            f"folded in float32 and rounded to {str(dtype).removeprefix('torch.')}: "
+            f"each weight changes by at most {torch.finfo(dtype).eps / 2:.1e} of its size",
+            stacklevel=5,  # of who calls fold, which is decorated twice
+        )
