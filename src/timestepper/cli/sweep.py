@@ -247,6 +247,7 @@ def _without_record(runs: "list[Run]", results: Path | None) -> "list[Run]":
     if results is None:
         return runs
     from timestepper import records
+    from timestepper.recipe.load import identity
     from timestepper.records.diverged import skipped
     from timestepper.sweeps import reproduce
 
@@ -256,7 +257,8 @@ def _without_record(runs: "list[Run]", results: Path | None) -> "list[Run]":
     reproduce.plan(runs, known, failed)
     for run in runs:
         if run.state == reproduce.UNMEASURED:
-            warn(f"the record of {run.path} lacks {run.message}, and its weights are gone")
+            path = next(record.path for record in known if identity(record.recipe) == run.identity)
+            warn(f"{path} lacks {run.message}, and {run.path}, which has the weights, is gone")
     left = [run for run in runs if run.state not in (*reproduce.SETTLED, reproduce.UNMEASURED)]
     if recorded := sum(run.state in (reproduce.DONE, reproduce.UNMEASURED) for run in runs):
         tell(f"{recorded} of {len(runs)} runs have a record in {results} and are skipped")

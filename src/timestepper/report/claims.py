@@ -106,6 +106,7 @@ class PaperSchedule:
     data: str = limited(choices=tuple(DATA))
     epochs: int = limited(least=1)
     batch_size: int = limited(least=1)
+    parts: int | None = limited(None, least=1)  # of a batch, each of which has statistics of its own in a norm
     augment: str | None = None
     optimiser: dict[str, Any] = field(default_factory=dict)
     schedule: dict[str, Any] = field(default_factory=dict)
@@ -269,7 +270,11 @@ def _mistakes(statement: Statement) -> Iterator[str]:
     if statement.quantity in ("noise_error", "noise_loss"):
         needed += ("noise",)
     yield from (f"{key} is missing" for key in needed if getattr(statement, key) in (None, (), ""))
-    if statement.low is not None and statement.low == statement.high:
+    sides = [
+        side and (side.subject if side.controller else side.solution, side.model)
+        for side in (statement.low, statement.high)
+    ]
+    if statement.low is not None and sides[0] == sides[1]:
         yield "low and high are the same runs"
     if "over" in needed:
         for key in ("over", "stand_over"):

@@ -1,6 +1,7 @@
 """Runs that belong together: what was run, under which conditions, how a reader calls it, and what it differs from."""
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -181,11 +182,14 @@ def schedule_label(task: Task, claims: Claims) -> tuple[str, bool]:
 def unlike_the_paper(task: Task, claims: Claims) -> list[tuple[str, str]]:
     """The conditions in which a task is not trained as the paper trains on its data; none where the paper does not.
 
-    It trains whole batches in one process, as far as it says.
+    A batch may be shared by processes, or go through the network in parts: each norm sees one of these.
     """
     paper = _paper_schedule(task, claims)
-    theirs = {} if paper is None else {"data.accumulate": "1", "processes": "1"} | paper.settings()
-    return [(key, value) for key, value in task.conditions if theirs.get(key, value) != value]
+    theirs = {} if paper is None else paper.settings()
+    odd = [(key, value) for key, value in task.conditions if theirs.get(key, value) != value]
+    conditions = dict(task.conditions)
+    parts = math.prod(json.loads(conditions.get(key, "1")) for key in ("processes", "data.accumulate"))
+    return odd if paper is None or paper.parts in (None, parts) else [*odd, ("parts of a batch", str(parts))]
 
 
 def _paper_schedule(task: Task, claims: Claims) -> PaperSchedule | None:
@@ -221,7 +225,8 @@ def conditions_apart(task: Task, usual: Task) -> str:
 
 def _words(key: str, value: str) -> str:
     short = value[:8] if key == "data_sha256" else value.strip('"')
-    return f"{key.rpartition('.')[2].replace('_', ' ')} {short}"
+    name = "optimiser" if key == "optimiser.kind" else key.rpartition(".")[2].replace("_", " ")
+    return f"{name} {short}"
 
 
 # -- side by side ------------------------------------------------------------------------------------------------------

@@ -139,7 +139,9 @@ def _pool(blank: Verdict, settings: Sequence[Demand]) -> list[Verdict]:
     single = [_verdict(blank, setting).state for bundle in bundles for setting in bundle]
     beside = [n for n, setting in enumerate(settings) if n not in numbers[-1] and setting.unlike <= nearest]
     against = [found[n] for n in beside if n not in used and found[n].state == CONTRADICTED]  # by some of its parts
-    main = _agreed(each[-1], [*each, *against], [_mean(bundle).parts for bundle in bundles], single)
+    main = _agreed(each[-1], [*each, *against], [_mean(bundle).deciding for bundle in bundles], single)
+    if main.state == NOT_RUN and {OPEN, CONTRADICTED} & {found[n].state for n in beside}:
+        main = replace(main, state=OPEN)
     if lost := [settings[number] for number in beside if settings[number].lost]:  # a mean of those that it suits
         words = "; ".join(f"{wording.diverged(setting.lost)} at {setting.where}" for setting in lost)
         main = replace(main, state=OPEN, detail=f"{main.detail}; {words}")
@@ -147,17 +149,9 @@ def _pool(blank: Verdict, settings: Sequence[Demand]) -> list[Verdict]:
 
 
 def _comparable(settings: Sequence[Demand]) -> dict[int, Demand]:
-    """Those with seeds enough, by number: the ones that are whole; where there are none, what parts all have."""
+    """Those with seeds enough, by number: the ones that are whole, and where there are none, all."""
     enough = {number: setting for number, setting in enumerate(settings) if setting.enough}
-    whole = {number: setting for number, setting in enough.items() if not setting.partial}
-    if whole or not enough:
-        return whole
-    common = set.intersection(*({part.at for part in setting.parts} for setting in enough.values()))
-    return {
-        number: setting._replace(parts=[part for part in setting.parts if part.at in common])
-        for number, setting in enough.items()
-        if common - {""}
-    }
+    return {number: setting for number, setting in enough.items() if not setting.partial} or enough
 
 
 def _rank(verdict: Verdict, setting: Demand) -> tuple:
@@ -171,20 +165,29 @@ def _seeds(setting: Demand) -> int:
 def _together(blank: Verdict, settings: Sequence[Demand]) -> Verdict:
     """The verdict on the mean of several settings, open where it is not theirs."""
     verdicts = [_verdict(blank, setting) for setting in settings]
-    return _agreed(_verdict(blank, _mean(settings)), verdicts, [setting.parts for setting in settings])
+    return _agreed(_verdict(blank, _mean(settings)), verdicts, [setting.deciding for setting in settings])
 
 
 def _mean(settings: Sequence[Demand]) -> Demand:
     """What several settings say on average; of one, what it says."""
     if len(settings) == 1:
         return settings[0]
-    columns = zip(*(setting.parts for setting in settings), strict=True)
+    columns = _columns([setting.parts for setting in settings])
     parts = [column[0]._replace(estimate=average([part.estimate for part in column])) for column in columns]
     notes = {setting.note for setting in settings if setting.note}
     note = "; ".join([*(notes if len(notes) == 1 else ()), f"mean of {len(settings)} settings"])
     short, rough = (any(getattr(setting, key) for setting in settings) for key in ("short", "rough"))
     lost, partial = sum(setting.lost for setting in settings), any(setting.partial for setting in settings)
     return Demand(parts, note, partial=partial, lost=lost, where=_ALL, short=short, rough=rough)
+
+
+def _columns(settings: Sequence[Sequence[Part]]) -> list[list[Part]]:
+    """The same part of several settings, of those that have it; what is said of all depths, where all say it."""
+    found: dict[tuple[str, str], list[Part]] = {}
+    for parts in settings:
+        for number, part in enumerate(parts):
+            found.setdefault((part.at, "" if part.at else str(number)), []).append(part)
+    return [column for (at, _), column in found.items() if at or len(column) == len(settings)]
 
 
 def _agreed(
@@ -210,7 +213,7 @@ def _differ(settings: Sequence[Sequence[Part]]) -> bool:
     """Whether a part is certainly not the same in two settings, corrected for the number of pairs."""
     pairs = (
         difference(one.estimate, other.estimate)
-        for column in zip(*settings, strict=True)
+        for column in _columns(settings)
         for one, other in itertools.combinations(column, 2)
     )
     chances = holm([2 * min(pair.chance(0), pair.chance(0, above=True)) for pair in pairs])

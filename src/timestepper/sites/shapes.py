@@ -5,7 +5,7 @@ from math import prod
 from typing import Any, cast
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from timestepper.sites.trace import Node
 
@@ -55,26 +55,38 @@ def goes_to(node: Node, dim: int) -> int | None:
 
 
 def cut(node: Node, dim: int) -> tuple[int, int] | None:
-    """Which channels of its input a part holds: (first, how many); None of a function that takes no plain part.
-
-    The function is called once more, with the numbers of the channels in place of the feature.
-    """
+    """Which channels of its input a part holds: (first, how many); None of a function that takes no plain part."""
     before = node.inputs[0]
-    shape = [-1 if index == dim else 1 for index in range(len(before.shape))]
-    numbers = torch.arange(before.shape[dim]).reshape(shape).expand(before.shape)
-    args, kwargs = tree_map(lambda value: numbers if value is before else value, (node.args, node.kwargs))
-    try:
-        held = tree_leaves(cast(Callable, node.function)(*args, **kwargs))[node.part]
-    except (TypeError, IndexError):  # it is told which ones by another tensor
-        return None
-    if held.dim() != numbers.dim():
-        return None
-    found = held[tuple(slice(None) if index == dim else 0 for index in range(held.dim()))].tolist()
-    first = found[0] if found else 0
-    return (first, len(found)) if found == list(range(first, first + len(found))) else None
+    if node.name == "__getitem__":
+        index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        index = tuple(_spread(index, len(before.shape)))
+        if len(index) <= dim:
+            return 0, before.shape[dim]
+        if any(not isinstance(part, slice) for part in index):
+            return None
+        first, end, step = index[dim].indices(before.shape[dim])
+        return (first, max(0, end - first)) if step == 1 else None
+    if node.name == "narrow":
+        along, first, length = _numbers(node)
+        return (first, length) if along % len(before.shape) == dim else (0, before.shape[dim])
+    if node.name in ("chunk", "split", "tensor_split", "split_with_sizes"):
+        along = node.kwargs.get("dim", node.args[2] if len(node.args) > 2 else 0) % len(before.shape)
+        if along != dim:
+            return 0, before.shape[dim]
+        parts = [user for user in before.users if user.args is node.args]
+        return sum(part.shape[dim] for part in parts if part.part < node.part), node.shape[dim]
+    return None
 
 
 CUTS = {"__getitem__", "narrow", "chunk", "split", "tensor_split", "split_with_sizes"}
+
+
+def _spread(index: tuple, dims: int) -> list:
+    """Without the ellipsis."""
+    place = next((i for i, part in enumerate(index) if part is Ellipsis), None)
+    if place is None:
+        return list(index)
+    return [*index[:place], *[slice(None)] * (dims - len(index) + 1), *index[place + 1 :]]
 
 
 def _numbers(node: Node) -> list[int]:

@@ -50,10 +50,10 @@ def plan(runs: Sequence[Run], known: Sequence[Record], diverged: Sequence[Diverg
             run.state, run.message = UNRECORDED, f"with {', '.join(lacking)}" if record else ""
         elif record:
             run.state, run.message = UNMEASURED, ", ".join(lacking)
-        elif finished:
-            run.state, run.hours = OCCUPIED, hours
         elif (lost := _own(run, failed, dataset)) is not None:
             run.state, run.message = DIVERGED, f"at update {lost.step}"
+        elif finished:
+            run.state, run.hours = OCCUPIED, hours
         elif (status := read_status(run.path)) is not None:
             share = _share(status)
             # Of a run elsewhere nobody knows whether it still goes on.

@@ -77,7 +77,7 @@ FIRST_TABLE = {
     "a CIFAR ResNet with batch norm": (
         "9 of each",
         "minus plain: warm-up {warm-plain}, half start {half-plain}. "
-        "With the paper's schedule too (3 of each there) the half start is just open, {both half-plain}. ",
+        "Mean of 120 and 300 epochs (3 of each there): half start just open, {both half-plain}. ",
     ),
     "the same, and you want learned step sizes": ("9 of each", "minus plain: `lstm` {lstm-plain} |"),
     "you warm up, or your blocks start at 0.5": (
@@ -105,7 +105,7 @@ FIRST_TABLE = {
 README_TABLE = {
     "a CIFAR ResNet with batch norm": (
         "| minus plain: warm-up {warm-plain}, half start {half-plain} "
-        "(with 300 epochs too, 3 seeds there: {both half-plain}, just open) |"
+        "(mean of 120 and 300 epochs, 3 seeds there: {both half-plain}, just open) |"
     ),
     "the same, and you want learned step sizes": "| minus plain: `lstm` {lstm-plain} |",
     "warm-up, or blocks that start at 0.5": "| `lstm` minus warm-up {lstm-warm}, `lstm` minus half start {lstm-half} |",

@@ -288,12 +288,12 @@ def test_no_check_that_chance_has_a_part_in_is_left_out():
 @pytest.mark.parametrize(
     ("make", "state", "power"),
     [
-        (two_arms(effect=0.5), SUPPORTED, 0.22),
+        (two_arms(effect=0.5), SUPPORTED, 0.20),
         (two_arms((7, 7), effect=0.5), SUPPORTED, 0.80),
         (two_arms((9, 9), effect=0.5), SUPPORTED, 0.90),
         (two_arms((9, 9), effect=0.3), SUPPORTED, 0.50),
-        (two_arms((9, 9)), EQUAL, 0.31),
-        (two_arms((15, 15)), EQUAL, 0.70),
+        (two_arms((9, 9)), EQUAL, 0.30),
+        (two_arms((15, 15)), EQUAL, 0.69),
         (two_settings((0, 0)), EQUAL, 0.08),
         (two_settings((0, 0), (9, 9)), EQUAL, 0.66),
         (two_arms((9, 9), effect=-0.5), CONTRADICTED, 0.90),

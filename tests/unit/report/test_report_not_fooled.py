@@ -251,6 +251,11 @@ def test_of_settings_that_all_lack_some_depths_none_is_picked_for_its_verdict():
     assert verdict(keeps, *falling).state == NOT_RUN
     found = verdict(keeps, *rising, *falling)
     assert (found.state, found.detail.startswith("the settings differ in size; so far ")) == (OPEN, True)
+    deepest = ended("lstm", [6 + s for s in SCATTER], tasks[3])
+    two = [replace(each, task=where) for each, where in zip(rising, tasks, strict=False)]
+    assert verdict(keeps, *rising, two[0], deepest).state == CONTRADICTED  # the other does not have what contradicts
+    few = [ended("lstm", [e, e + 0.1], where) for e, where in zip((9, 8, 7, 6), tasks, strict=True)]
+    assert verdict(keeps, *at_depths(9, 8, 7), *few).state == OPEN  # as the whole one is
     longer = [replace(each, task=where) for each, where in zip(rising, tasks, strict=False)]
     found = verdict(keeps, *rising, *longer[:2])  # what both have
     assert (found.state, "certainly not at depth 14 minus 8" in found.detail) == (CONTRADICTED, True)
