@@ -141,7 +141,7 @@ def _pool(blank: Verdict, settings: Sequence[Demand]) -> list[Verdict]:
     against = [found[n] for n in beside if n not in used and found[n].state == CONTRADICTED]  # by some of its parts
     main = _agreed(each[-1], [*each, *against], [_mean(bundle).deciding for bundle in bundles], single)
     if main.state == NOT_RUN and {OPEN, CONTRADICTED} & {found[n].state for n in beside}:
-        main = replace(main, state=OPEN)
+        main = replace(main, state=OPEN)  # what lies beside it was looked at
     if lost := [settings[number] for number in beside if settings[number].lost]:  # a mean of those that it suits
         words = "; ".join(f"{wording.diverged(setting.lost)} at {setting.where}" for setting in lost)
         main = replace(main, state=OPEN, detail=f"{main.detail}; {words}")
