@@ -91,10 +91,12 @@ class Links:
 
     def _refuse_late(self, wrapper: DistributedDataParallel) -> None:
         """Controllers that came after DistributedDataParallel would differ from process to process."""
-        averaged = set(map(id, wrapper._module_parameters))
-        parts = next(iter(self.layers.values())), self.root._modules.get(CONTROLLERS)
-        trained, late = (next(part.parameters(), None) if part is not None else None for part in parts)
-        if late is not None and id(trained) in averaged and id(late) not in averaged:
+        controllers = self.root._modules.get(CONTROLLERS)
+        late = None if controllers is None else next(controllers.parameters(), None)
+        if late is None or any(late is averaged for averaged in wrapper._module_parameters):  # as a rule the first one
+            return
+        trained = next(next(iter(self.layers.values())).parameters(), None)
+        if any(trained is averaged for averaged in wrapper._module_parameters):
             raise WrappedModelError(
                 "DistributedDataParallel was put around the network before attach, and leaves the controllers of each "
                 "process to themselves; attach first, then wrap"

@@ -257,7 +257,9 @@ def _without_record(runs: "list[Run]", results: Path | None) -> "list[Run]":
     reproduce.plan(runs, known, failed)
     for run in runs:
         if run.state == reproduce.UNMEASURED:
-            path = next(record.path for record in known if identity(record.recipe) == run.identity)
+            path = next(
+                record.path for record in known if identity(record.recipe) == run.identity and not record.changed
+            )
             warn(f"{path} lacks {run.message}, and {run.path}, which has the weights, is gone")
     left = [run for run in runs if run.state not in (*reproduce.SETTLED, reproduce.UNMEASURED)]
     if recorded := sum(run.state in (reproduce.DONE, reproduce.UNMEASURED) for run in runs):

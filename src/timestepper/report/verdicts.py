@@ -128,15 +128,15 @@ def _pool(blank: Verdict, settings: Sequence[Demand]) -> list[Verdict]:
     if not used:
         ranked = sorted(zip(found, settings, strict=True), key=lambda pair: _rank(*pair))
         return [verdict for verdict, _ in ranked]
-    nearest = min(setting.unlike for setting in used.values())
+    nearest = min(settings[number].unlike for number in used)
     same: dict[tuple, list[int]] = {}
-    for number, setting in used.items():
-        if setting.unlike == nearest:
-            same.setdefault(setting.conditions, []).append(number)
-    numbers = sorted(same.values(), key=lambda bundle: (len(bundle), sum(_seeds(used[n]) for n in bundle)))
-    bundles = [[used[number] for number in bundle] for bundle in numbers]
+    for number in used:
+        if settings[number].unlike == nearest:
+            same.setdefault(settings[number].conditions, []).append(number)
+    numbers = sorted(same.values(), key=lambda bundle: (len(bundle), sum(_seeds(settings[n]) for n in bundle)))
+    bundles = [[settings[number] for number in bundle] for bundle in numbers]
     each = [_together(blank, bundle) for bundle in bundles]
-    single = [_verdict(blank, setting).state for bundle in bundles for setting in bundle]
+    single = [found[number].state for bundle in numbers for number in bundle]
     beside = [n for n, setting in enumerate(settings) if n not in numbers[-1] and setting.unlike <= nearest]
     against = [found[n] for n in beside if n not in used and found[n].state == CONTRADICTED]  # by some of its parts
     main = _agreed(each[-1], [*each, *against], [_mean(bundle).deciding for bundle in bundles], single)
@@ -148,10 +148,10 @@ def _pool(blank: Verdict, settings: Sequence[Demand]) -> list[Verdict]:
     return [*(verdict for verdict in found if verdict != main), main]
 
 
-def _comparable(settings: Sequence[Demand]) -> dict[int, Demand]:
-    """Those with seeds enough, by number: the ones that are whole, and where there are none, all."""
-    enough = {number: setting for number, setting in enumerate(settings) if setting.enough}
-    return {number: setting for number, setting in enough.items() if not setting.partial} or enough
+def _comparable(settings: Sequence[Demand]) -> list[int]:
+    """The numbers of those with seeds enough: of the ones that are whole, and where there are none, of all."""
+    enough = [number for number, setting in enumerate(settings) if setting.enough]
+    return [number for number in enough if not settings[number].partial] or enough
 
 
 def _rank(verdict: Verdict, setting: Demand) -> tuple:
