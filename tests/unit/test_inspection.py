@@ -127,6 +127,22 @@ def test_a_network_that_takes_no_image_is_counted_on_an_example():
         timestepper.summary(net, (3, 8, 8), example=words)
 
 
+def test_heads_that_share_keys_and_values_are_counted_on_a_cpu_too():
+    """A mask makes transformers look at numbers, so it is not counted on shapes alone."""
+    config = LlamaConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
+    net = timestepper.attach(LlamaForCausalLM(config))
+    words = {"input_ids": torch.zeros(1, 8, dtype=int), "attention_mask": torch.ones(1, 8, dtype=int)}
+    attention = (2 * 16 * 16 + 2 * 16 * 8) * 8 + 2 * 8 * 8 * 16  # of 8 tokens
+    assert timestepper.summary(net, example=words).gflops == (attention + 3 * 16 * 24 * 8 + 16 * 50 * 8) / 1e9
+
+
 def test_a_network_of_ones_own_has_a_summary_without_saying_what_it_takes():
     class Residual(torch.nn.Module):
         def __init__(self):
