@@ -27,10 +27,13 @@ NAMES = {  # on the page, where it is not the report's own
     "half start": "plain, last norm starts at 0.5",
     "start at 0": "plain, last norm starts at 0",
     "warm-up": "plain",
+    "lstm with warm-up": "lstm",
     "lstm, visible descriptor": "lstm, descriptor visible",
     "lstm, the paper's": "lstm",
     "Fixup's weights, without its multipliers and biases": "plain, network start fixup",
     "Fixup's weights": "plain, network start fixup",
+    "Fixup's weights with its multiplier": "scalar 1, network start fixup",
+    "channel(0.1) without weight decay": "channel 0.1, weight decay 0.0",
 }
 USUAL = {"data": "cifar10", "model": "cifar/resnet56", "epochs": "120", "lr": "0.1", "warmup": "0", "seeds": "0-999"}
 _WORDS = re.compile(r"(, at |: | of those | for the ).*$")  # that follow a number, and stay
@@ -86,7 +89,7 @@ def find(arms: Iterable[Arm], name: str, **given: str) -> Arm | None:
     where, name = USUAL | given, name.replace("`", "")
     if match := re.fullmatch(r"ResNet-(\d+), (.*)", name):
         where["model"], name = f"cifar/resnet{match[1]}", match[2]
-    warmup = 1.0 if name == "warm-up" else float(where["warmup"])
+    warmup = 1.0 if name.endswith("warm-up") else float(where["warmup"])
     label = NAMES.get(name, re.sub(r"\((.*)\)", r" \1", name).replace("_", " "))
     conditions = {"runtime.precision": '"bf16"', "schedule.warmup_epochs": str(warmup)}
     first, last = map(int, where["seeds"].split("-"))

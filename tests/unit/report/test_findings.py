@@ -80,25 +80,26 @@ FIRST_TABLE = {
         "Mean of 120 and 300 epochs (3 of each there): half start just open, {both half-plain}. ",
     ),
     "the same, and you want learned step sizes": ("9 of each", "minus plain: `lstm` {lstm-plain} |"),
-    "you warm up, or your blocks start at 0.5": (
+    "you warm up already": (
         "9 of each",
-        "`lstm` minus warm-up {lstm-warm}, `lstm` minus half start {lstm-half} |",
+        "both minus warm-up alone {both-warm}, `lstm` alone minus warm-up alone {lstm-warm} |",
     ),
+    "your blocks start at 0.5 already": ("9 of each", "`lstm` minus half start {lstm-half} |"),
     "the same network on CIFAR-100": (
         "5 of each",
         "minus plain: half start {half100-plain100}, `lstm` {lstm100-plain100} |",
     ),
-    "your blocks start at 0": ("3 and 9", "start at 0 minus half start {zero-half} |"),
+    "your blocks start at 0 and": ("3 and 9", "start at 0 minus half start {zero-half} |"),
     "noisy inputs": ("9 of each, and 3 of each at 300", "`lstm` minus plain {noise}; 120 epochs alone {noise120}. "),
     "a ResNet without norms": (
         "12 and 3",
-        "`channel(0.1)` minus Fixup's starting weights alone {channel-fixup}. "
+        "`channel(0.1)` minus Fixup's starting weights alone {channel-fixup}, with its multiplier {channel-fixup+}. "
         "It errs at {channel} %, batch norm at {plain} % |",
     ),
     "a small vision transformer": (
-        "8 of each, 7 of `lstm`, 3 of `gain`",
-        "minus plain: `channel(0.1)` {vit+channel-vit}, `lstm` {vit+lstm-vit}, `gain` {vit+gain-vit}. "
-        "Plain errs at {vit} % |",
+        "8 of each, 7 of `lstm`, 3 of the others",
+        "minus plain: `channel(0.1)` {vit+channel-vit}, `lstm` {vit+lstm-vit}, `fixed(0.1)` {vit+fixed-vit}, "
+        "`gain` {vit+gain-vit}. Plain errs at {vit} % |",
     ),
     "that transformer": ("8 of each, 7 of `lstm`", "minus plain: `channel(0.1)` {vit+noise}; `lstm` is open, "),
 }
@@ -108,17 +109,19 @@ README_TABLE = {
         "(mean of 120 and 300 epochs, 3 seeds there: {both half-plain}, just open) |"
     ),
     "the same, and you want learned step sizes": "| minus plain: `lstm` {lstm-plain} |",
-    "warm-up, or blocks that start at 0.5": "| `lstm` minus warm-up {lstm-warm}, `lstm` minus half start {lstm-half} |",
+    "you warm up already": "| both minus warm-up alone {both-warm}, `lstm` alone minus warm-up alone {lstm-warm} |",
+    "your blocks start at 0.5 already": "| `lstm` minus half start {lstm-half} |",
     "the same network on CIFAR-100, 5 seeds of each": (
         "| minus plain: half start {half100-plain100}, `lstm` {lstm100-plain100} |"
     ),
     "noisy inputs": "| `lstm` minus plain {noise}; 120 epochs alone {noise120} |",
     "a ResNet without norms, 12 seeds |": (
-        "| `channel(0.1)` minus Fixup's starting weights alone (3 seeds) {channel-fixup}. "
-        "It errs at {channel} %, batch norm at {plain} % |"
+        "| `channel(0.1)` minus Fixup's starting weights (3 seeds) alone {channel-fixup}, "
+        "with its multiplier {channel-fixup+}. It errs at {channel} %, batch norm at {plain} % |"
     ),
-    "a small vision transformer, trained from scratch on CIFAR-10, 8 seeds of each, 7 of `lstm` |": (
-        "| minus plain: `channel(0.1)` {vit+channel-vit}, `lstm` {vit+lstm-vit}. Plain errs at {vit} % |"
+    "a small vision transformer, trained from scratch on CIFAR-10, 8 seeds of each, 7 of `lstm`, 3 of `fixed(0.1)` |": (
+        "| minus plain: `channel(0.1)` {vit+channel-vit}, `lstm` {vit+lstm-vit}, `fixed(0.1)` {vit+fixed-vit}. "
+        "Plain errs at {vit} % |"
     ),
     "that transformer": "| minus plain: `channel(0.1)` {vit+noise}; `lstm` is open, ",
 }
@@ -130,14 +133,17 @@ NAMED = {
     "zero": ("start at 0", {}),
     "warm": ("warm-up", {}),
     "lstm": ("lstm", {}),
+    "both": ("lstm with warm-up", {}),
     "plain100": ("plain", {"data": "cifar100"}),
     "half100": ("half start", {"data": "cifar100"}),
     "lstm100": ("lstm", {"data": "cifar100"}),
     "channel": ("channel(0.1)", _NORM_FREE),
     "fixup": ("Fixup's weights", _NORM_FREE),
+    "fixup+": ("Fixup's weights with its multiplier", _NORM_FREE),
     "vit": ("plain", _VIT),
     "vit+channel": ("channel(0.1)", _VIT),
     "vit+lstm": ("lstm", _VIT),
+    "vit+fixed": ("fixed(0.1)", _VIT),
     "vit+gain": ("gain", _VIT),
 }
 
@@ -167,8 +173,9 @@ def with_numbers(text, named, arms):
 
 
 def at_both_schedules(arms, label, measure, digits, short=False):
-    """ResNet-56 on CIFAR-10: an arm minus plain, mean of both schedules or the short one alone."""
-    usual = [arm for arm in arms if (arm.task.model, arm.task.data) == ("cifar/resnet56", "cifar10")]
+    """ResNet-56 on CIFAR-10 without warm-up: an arm minus plain, mean of both schedules or the short one alone."""
+    wanted = ("cifar/resnet56", "cifar10", 0)
+    usual = [arm for arm in arms if (arm.task.model, arm.task.data, arm.task.warmup) == wanted]
     ours, plain = ([arm for arm in usual if arm.subject.label == each] for each in (label, "plain"))
     pairs = {
         one.task.epochs: difference(one.mean(measure), other.mean(measure))
