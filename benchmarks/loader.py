@@ -4,7 +4,7 @@
     python benchmarks/loader.py --stored 64 --size 64 --model timm/resnet18
     python benchmarks/loader.py --only step_alone     # one figure: here only to have the network compiled before
 
-It makes its images from two real photographs (scikit-learn's), of ImageNet's sizes, about 110 kB each, in 1000 classes.
+It makes its images from two real photographs (scikit-learn's), of ImageNet's sizes, about 89 kB each, in 1000 classes.
 One network, compiled once, trains from every loader in turn: torchvision's ImageFolder in a DataLoader, timm's loader,
 ours with the CPU's decoder and ours with the GPU's. A part that fails is named and costs the others nothing; figures
 are written as they come. Other arguments are overrides of the recipe paper/imagenet.

@@ -264,8 +264,8 @@ def _by_shape(parameters: list[Tensor], step_sizes: list[Tensor]) -> list[Tensor
 
 
 def _unsupported(path: str, layer: nn.Module, role: str, supported: tuple[str, ...]) -> str:
-    names = ", ".join(kind.rpartition(".")[2] for kind in supported)
+    names = ", ".join(dict.fromkeys(kind.rpartition(".")[2] for kind in supported))
     return (
         f"{path}: {role} {type(layer).__name__}, which cannot take a step size into its parameters; "
-        f"supported are {names} with their own (affine, not parametrised) weight"
+        f"supported are {names} with their own (affine, neither pruned nor parametrised) weight"
     )

@@ -219,7 +219,14 @@ def _beside(path: Path) -> Path:
 
 def read_description(path: Path) -> dict:
     """What to attach where, from beside the controllers. Its form is checked; whether it fits, the network shows."""
-    path = _beside(path)
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file")
+    path, tensors = _beside(path), path
+    if not path.exists():
+        raise CheckpointError(
+            f"{tensors}: {path.name}, which says where its controllers belong, is not beside it; copy both, or load "
+            "folded weights with timestepper.load_folded"
+        )
     source = Source(path, CheckpointError, "save the controllers again")
     content = validate.read(path, source)
     found = content.get("format", FORMAT) if isinstance(content, dict) else FORMAT

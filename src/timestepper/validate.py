@@ -76,11 +76,11 @@ def read(path: Path, source: Source) -> Any:
 
 
 def parse(text: str, form: str, source: Source) -> Any:
-    """What a text says; ``form`` is ``.toml``, anything else is JSON."""
+    """What a text says; ``form`` is ``.json``, anything else is TOML."""
     try:
-        content = tomllib.loads(text) if form == ".toml" else json.loads(text)
+        content = json.loads(text) if form == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, brackets in brackets
-        raise source.fault("", f"not valid {'TOML' if form == '.toml' else 'JSON'}: {first_line(error)}") from None
+        raise source.fault("", f"not valid {'JSON' if form == '.json' else 'TOML'}: {first_line(error)}") from None
     layer = [content] if _holds(content) else []
     for _ in range(DEEPEST):
         layer = [item for one in layer for item in (one.values() if isinstance(one, dict) else one) if _holds(item)]

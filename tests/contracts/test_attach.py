@@ -210,7 +210,9 @@ def test_a_last_layer_whose_weight_is_computed_is_named(compute, kind):
     """There is no parameter to multiply. A convolution inside the branch may be parametrised."""
     model = FAMILIES["densenet"]()
     compute(model.block1[0].conv)
-    with pytest.raises(UnsupportedSiteError, match=rf"block1\.0\.conv: the branch ends in {kind}, .*not parametrised"):
+    with pytest.raises(
+        UnsupportedSiteError, match=rf"block1\.0\.conv: the branch ends in {kind}, .*neither pruned nor parametrised"
+    ):
         timestepper.attach(model)
 
 

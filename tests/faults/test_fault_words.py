@@ -244,8 +244,10 @@ def test_an_unexpected_error_is_one_line_and_debug_shows_it_all(tmp_path, monkey
     monkeypatch.setattr("timestepper.recipe.load.find", lambda _: 1 / 0)
     message = cli("train", "smoke/digits").refused(1)
     assert message == "ZeroDivisionError: division by zero; --debug shows where it comes from"
-    with pytest.raises(ZeroDivisionError):
-        cli("train", "smoke/digits", "--debug")
+    shown = cli("train", "smoke/digits", "--debug")
+    assert shown.code == 1
+    assert "Traceback (most recent call last)" in shown.err
+    assert shown.err.count("ZeroDivisionError: division by zero") == 2
 
 
 class OddError(BaseException):

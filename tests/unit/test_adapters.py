@@ -223,7 +223,9 @@ def test_a_gate_whose_weight_is_computed_is_named():
     timestepper.adapters.register(Block)(lambda block: known.Branch(convs=("inner",), last=("inner",), gate="outer"))
     model = nn.Sequential(Block(4))
     prune.identity(model[0].outer, "weight")
-    with pytest.raises(UnsupportedSiteError, match=r"0\.outer: the gate starts with Linear, .*not parametrised"):
+    with pytest.raises(
+        UnsupportedSiteError, match=r"0\.outer: the gate starts with Linear, .*neither pruned nor parametrised"
+    ):
         timestepper.attach(model)
 
 

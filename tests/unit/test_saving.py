@@ -132,6 +132,15 @@ def test_controllers_of_blocks_in_other_places_are_refused(tmp_path):
         timestepper.load_controllers(model, tmp_path / "steps.safetensors")
 
 
+def test_what_is_missing_is_named(tmp_path):
+    model = CifarResNet(14, num_classes=5, width=8)
+    with pytest.raises(CheckpointError, match=r"typo\.safetensors: no such file$"):
+        timestepper.load_controllers(model, tmp_path / "typo.safetensors")
+    folded = timestepper.save_folded(trained(), tmp_path / "plain.safetensors")
+    with pytest.raises(CheckpointError, match=r"plain\.safetensors: plain\.json.* is not beside it; .*load_folded"):
+        timestepper.load_controllers(model, folded)
+
+
 def test_damage_is_noticed(tmp_path):
     path = timestepper.save_folded(trained(), tmp_path / "plain.safetensors")
     data = bytearray(path.read_bytes())

@@ -93,6 +93,8 @@ def test_keys_that_come_from_elsewhere_name_it():
     ("text", "form", "message"),
     [
         ("[a", ".toml", "not valid TOML"),
+        ("[a", "", "not valid TOML"),
+        ("[a", ".txt", "not valid TOML"),
         ("{", ".json", "not valid JSON"),
         ("a = " + "9" * 5000, ".toml", "not valid TOML"),
         ("[" * 100_000, ".json", "not valid JSON"),

@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -109,11 +110,12 @@ def _run(arguments: Sequence[str], debug: bool) -> int:
         return 130
     except _UsageError as error:
         where = error.ctx.command_path if error.ctx else "timestepper"
-        complain(f"{error.format_message().rstrip('.')}; see {where} --help")
+        said = error.format_message().replace("Value error, ", "").rstrip(".")  # pydantic's, that typer passes on
+        complain(f"{said}; see {where} --help")
         return error.exit_code
     except BaseException as error:  # foreign code can raise anything
         if debug:
-            raise
+            traceback.print_exc()
         if isinstance(error, SystemExit) and isinstance(error.__context__, OSError):  # typer makes it of a broken pipe
             error = error.__context__
         if isinstance(error, TimestepperError):

@@ -35,8 +35,8 @@ class Examined:
     images: Any = None
 
     def batches(self, count: int | None, batch: int, group: distributed.Group) -> Iterator[tuple[Tensor, Tensor]]:
-        """This process's share of the first ``count`` test images, normalised; a label of -1 marks an empty slot."""
-        images = self.images.first(count or len(self.images))
+        """This process's share of ``count`` test images, normalised; a label of -1 marks an empty slot."""
+        images = self.images.some(count or len(self.images))
         batch = group.world * -(-min(batch, len(images)) // group.world)
         place: dict[str, Any] = {"rank": group.rank, "world": group.world, "device": group.device}
         return data_sets.loader(images, batch_size=batch, seed=0, training=False, **place).epoch(0)

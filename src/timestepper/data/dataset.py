@@ -45,8 +45,8 @@ class ArrayImages:
         """The same images on another device; already there, the same memory, so several loaders share one copy."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
-    def first(self, count: int) -> "ArrayImages":
-        """The first so many of them."""
+    def some(self, count: int) -> "ArrayImages":
+        """So many of them, the first ones."""
         return replace(self, images=self.images[:count], labels=self.labels[:count])
 
     @property
@@ -78,9 +78,11 @@ class FolderImages:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def first(self, count: int) -> "FolderImages":
-        """The first so many of them."""
-        return replace(self, paths=self.paths[:count], labels=self.labels[:count])
+    def some(self, count: int) -> "FolderImages":
+        """So many of them, from all over the folder: class stands behind class in it."""
+        count = min(count, len(self))
+        places = [number * len(self) // count for number in range(count)]
+        return replace(self, paths=tuple(self.paths[place] for place in places), labels=self.labels[places])
 
     @property
     def input_shape(self) -> tuple[int, int, int]:

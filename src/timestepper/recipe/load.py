@@ -246,7 +246,9 @@ def _check_controller(controller: ControllerSettings, source: str) -> None:
     if kind == "fixed" and controller.value == 0:
         raise RecipeError(f"{source}: controller.value cannot be 0.0 (allowed: more than 0)")
     if controller.start not in names.STARTS and not _positive(controller.start):
-        raise RecipeError(f"{source}: controller.start must be paper, identity or a number, not {controller.start!r}")
+        raise RecipeError(
+            f"{source}: controller.start must be paper, identity or a positive number, not {controller.start!r}"
+        )
 
 
 def _positive(text: str) -> bool:

@@ -13,6 +13,7 @@ from timestepper.report.names import data_name
 from timestepper.report.statistics import EQUAL_MARGIN, FEWEST, NOT_RUN, STATES, mean_of, signed
 from timestepper.report.tables import Rows, Table, TableCell
 from timestepper.report.verdicts import Verdict
+from timestepper.report.wording import quoted
 
 _NOT_RUN = TableCell(NOT_RUN, tone="quiet")
 _VERDICTS = (
@@ -161,7 +162,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     """Every statement with its verdicts."""
     rows = []
     for verdict in sorted(verdicts, key=lambda verdict: verdict.state == NOT_RUN):
-        words = f" (\u201c{verdict.statement.words}\u201d)" if verdict.statement.words and verdict.main else ""
+        words = f" ({quoted(verdict.statement.words)})" if verdict.statement.words and verdict.main else ""
         state = TableCell(verdict.state, tone=STATES[verdict.state])
         where = verdict.where + (" (stand-in)" if verdict.stand_in else "")
         place = verdict.claim.place.partition(",")[0]

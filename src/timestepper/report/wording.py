@@ -1,6 +1,7 @@
 """What the runs say to a statement, in words: the column "Measured" of its verdict."""
 
 import math
+import re
 
 from timestepper.report.claims import Statement
 from timestepper.report.parts import Demand
@@ -54,3 +55,14 @@ def _part(part: Part, statement: Statement, confidence: float) -> str:
 def diverged(number: int) -> str:
     """``3 runs diverged``."""
     return f"{number} run{'s' * (number > 1)} diverged"
+
+
+def quoted(words: str) -> str:
+    """The paper's own words, whose LaTeX no page draws, in quotation marks."""
+    words = re.sub(r"\\(?:mathbf|ref){(\w+)}", r"\1", words)
+    words = re.sub(r"\\frac{([^{}]*)}{([^{}]*)}", r"\1/\2", words)
+    words = words.replace("\\Delta ", "\N{GREEK CAPITAL LETTER DELTA}").replace(
+        "\\partial ", "\N{PARTIAL DIFFERENTIAL}"
+    )
+    words = re.sub(r"[${}\\]", "", words)
+    return f"\u201c{words}\u201d"

@@ -63,7 +63,7 @@ def prove(net: nn.Module, call: Call, candidates: list[Candidate], attach: Attac
             return _all(results, f"in {mode} mode the output is off by {compared.output:.1e} where every sum is right")
     for number, candidate in enumerate(candidates):
         if isinstance(results[number], float) and not told.issuperset(sum_.key for sum_ in candidate.sums):
-            results[number] = "its branch is zero, infinite or empty on the example, which proves nothing; pass another"
+            results[number] = _nothing_to_compare(net)
     accepted = [number for number, result in enumerate(results) if isinstance(result, float)]
     if not accepted:
         return results
@@ -71,6 +71,13 @@ def prove(net: nn.Module, call: Call, candidates: list[Candidate], attach: Attac
     if error > _SINGLE:
         return _all(results, f"under eval and no_grad the attached network is off by {error:.1e} from the folded one")
     return results
+
+
+def _nothing_to_compare(net: nn.Module) -> str:
+    for name, value in net.named_parameters():
+        if not value.isfinite().all():
+            return f"nothing is proved while {name} holds NaN or infinity; load sound weights"
+    return "its branch is zero, infinite or empty on the example, which proves nothing; pass another"
 
 
 def _judged(before: float | str, compared: "Compared", candidate: Candidate, mode: str) -> float | str:

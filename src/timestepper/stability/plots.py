@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from timestepper.errors import StabilityError, first_line
+from timestepper.files import as_path, explain, prepare_file
 
 CURVES = (
     ("log_without_steps", "bound without step sizes", "k:"),
@@ -43,8 +44,13 @@ def plot_depth(path: str | Path, found: dict[str, Any], title: str = "") -> None
         axes.axvline(place + 0.5, color="grey", linewidth=0.5, linestyle="--")
     panels[-1].set_xlabel("block")
     panels[-1].xaxis.get_major_locator().set_params(integer=True)
+    path = as_path(path)
+    prepare_file(path)
     try:
         figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        why = first_line(error)
-        raise StabilityError(f"the plot cannot be written ({why}); give a .png, .svg or .pdf file") from None
+    except ValueError as error:
+        raise StabilityError(
+            f"{path}: no plot is written ({first_line(error)}); give a .png, .svg or .pdf file"
+        ) from None
+    except OSError as error:
+        raise explain(error, path) from None

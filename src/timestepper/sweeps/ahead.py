@@ -22,8 +22,8 @@ from timestepper.sweeps import beside
 from timestepper.terminal import tell
 
 LONGEST = 900.0  # seconds for one kind
-_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-_AT_ONCE = max(1, min(4, _CORES // 4))
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_AT_ONCE = max(1, min(4, CORES // 4))
 _LOOK = 0.05  # seconds between two looks at the processes
 
 
@@ -85,7 +85,7 @@ class Ahead:
 
 
 def _start(recipe: Recipe, place: str) -> subprocess.Popen:
-    threads = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, _CORES // _AT_ONCE)))
+    threads = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, CORES // _AT_ONCE)))
     process = subprocess.Popen(
         [sys.executable, "-m", "timestepper.sweeps.ahead", place, str(os.getpid())],
         stdin=subprocess.PIPE,
@@ -123,7 +123,7 @@ def compile_kind(recipe: Recipe, place: Path) -> None:
     from timestepper.runs.train import Process
 
     whole, wanted = build.dataset(recipe), recipe.data
-    data = replace(whole, train=whole.train.first(wanted.batch_size), test=whole.test.first(wanted.test_batch_size))
+    data = replace(whole, train=whole.train.some(wanted.batch_size), test=whole.test.some(wanted.test_batch_size))
     short = replace(recipe, run=replace(recipe.run, epochs=1, tensorboard=False, monitor=False))
     run = Run(short, "ahead", place / str(os.getpid()))
     with contextlib.closing(RunDirectory(run.path)) as folder:

@@ -116,7 +116,7 @@ def submit(
     processes: int | None = None,
 ) -> None:
     """Hand over the runs that no job has: ``processes`` groups, by default of ``jobs`` runs, locally one for a GPU."""
-    from timestepper.sweeps.several_gpus import gpu, shares
+    from timestepper.sweeps.several_gpus import device, shares
 
     folder = out.absolute() / JOBS
     if "%" in str(folder):
@@ -131,7 +131,7 @@ def submit(
         left = [replace(run, path=run.path.absolute()) for run in runs if run not in taken]
         parts = shares(left, processes or (-(-len(left) // jobs) if cluster == SLURM else None)) if left else []
         for number, part in enumerate(parts):
-            group = Assignment(part, work, gpu(number, len(parts)) if cluster == LOCAL else {})
+            group = Assignment(part, work, device(number, len(parts)) if cluster == LOCAL else {})
             try:
                 job = _hand_over(group, folder, cluster, options)
             except ClusterError as error:

@@ -11,7 +11,7 @@ import torch
 
 from timestepper.engine.signals import Signals
 from timestepper.runs.run import Run
-from timestepper.sweeps.ahead import kind_of
+from timestepper.sweeps.ahead import CORES, kind_of
 from timestepper.sweeps.beside import GPU_PROCESSES
 from timestepper.terminal import complain
 
@@ -22,7 +22,7 @@ def spread(arguments: Sequence[str], parts: Sequence[Sequence[int]], signals: Si
     children = [
         subprocess.Popen(
             [sys.executable, "-m", "timestepper", "sweep", *arguments, "--share", ",".join(map(str, part))],
-            env=os.environ | gpu(index, len(parts)),
+            env=os.environ | device(index, len(parts)),
             start_new_session=True,
         )
         for index, part in enumerate(parts)
@@ -64,11 +64,11 @@ def shares(runs: Sequence[Run], processes: int | None) -> list[list[Run]]:
     return [part for part in parts if part]
 
 
-def gpu(index: int, processes: int) -> dict[str, str]:
+def device(index: int, processes: int) -> dict[str, str]:
     """What the environment of one of so many processes says about the GPU that it has, alone or with others."""
     count = torch.cuda.device_count()
-    if count == 0:
-        return {}
+    if count == 0:  # threads of all processes on all cores would wait for each other most of the time
+        return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, CORES // processes)))}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(number) for number in range(count)]
     sharing = len(range(index % count, processes, count))

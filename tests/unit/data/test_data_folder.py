@@ -39,11 +39,13 @@ def read_all(root, **options):
     return list(loader(images, batch_size=10, seed=0, training=False, **options).epoch(0))
 
 
-def test_the_first_images_of_a_folder(root):
+def test_some_images_of_a_folder_are_of_all_its_classes(root):
     whole = open_dataset("folder", root, size=8).train
-    first = whole.first(3)
-    assert (first.paths, first.labels.tolist()) == (whole.paths[:3], whole.labels[:3].tolist())
-    assert first.input_shape == whole.input_shape
+    some = whole.some(20)
+    assert some.labels.bincount().tolist() == [2] * 10
+    assert some.paths == whole.paths[::5]
+    assert some.input_shape == whole.input_shape
+    assert whole.some(1000).paths == whole.paths
 
 
 def test_a_good_folder(root):

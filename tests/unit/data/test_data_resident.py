@@ -31,7 +31,7 @@ def batches(images, epoch=0, first_step=0, **options):
 
 
 def test_the_first_images():
-    first = numbered().first(3)
+    first = numbered().some(3)
     assert first.labels.tolist() == first.images[:, 0, 0, 0].tolist() == [0, 1, 2]
     assert first.classes == 101
 

@@ -13,6 +13,7 @@ from timestepper.report.groups import Arm, group, task_of
 from timestepper.report.statistics import MINUS, NOT_RUN, OPEN, SUPPORTED
 from timestepper.report.tables import Table, TableCell
 from timestepper.report.verdicts import Verdict
+from timestepper.report.wording import quoted
 
 LSTM = subject_named("lstm")
 
@@ -135,6 +136,25 @@ def test_the_paper_s_own_words_stand_in_quotation_marks_once():
     found = Verdict(Claim("c", "Table 9", "t"), statement, OPEN, "")
     rows = texts(results.verdict_table([found, replace(found, main=False)]))
     assert [row[0] for row in rows] == ["ours (\u201ctheirs\u201d)", "ours"]
+
+
+@pytest.mark.parametrize(
+    ("latex", "shown"),
+    [
+        (
+            r"better than $\Delta t=1$ and $\Delta t=0.01$",
+            "better than \N{GREEK CAPITAL LETTER DELTA}t=1 and \N{GREEK CAPITAL LETTER DELTA}t=0.01",
+        ),
+        (r"TSC$_{2fc}$ and TSC$_{LSTM}$ by 0.79\%", "TSC_2fc and TSC_LSTM by 0.79%"),
+        (r"Conv-3\_1, in Eq. (\ref{res_stab})", "Conv-3_1, in Eq. (res_stab)"),
+        (
+            r"the same as $\frac{\partial L}{\partial \mathbf{y}_D}$",
+            "the same as \N{PARTIAL DIFFERENTIAL}L/\N{PARTIAL DIFFERENTIAL}y_D",
+        ),
+    ],
+)
+def test_the_paper_s_words_are_shown_without_latex(latex, shown):
+    assert quoted(latex) == f"\u201c{shown}\u201d"
 
 
 def test_only_controllers_whose_runs_all_say_so_stand_in_the_table_of_what_is_read(records):

@@ -141,6 +141,13 @@ def test_an_example_that_proves_nothing_is_refused(example):
         timestepper.attach(nn.Sequential(Block(), Block()), example=example)
 
 
+def test_weights_that_are_no_numbers_are_told_as_such():
+    net = nn.Sequential(Block(), Block())
+    nn.init.constant_(net[1].last.bias, torch.inf)
+    found = timestepper.discover(net, EXAMPLE)
+    assert str(found).count("1: nothing is proved while 1.last.bias holds NaN or infinity; load sound weights") == 1
+
+
 def test_an_example_without_numbers_is_told_as_such():
     with pytest.raises(MismatchError, match=r"^Sequential fails on an example of .*Cannot copy out of meta tensor"):
         timestepper.discover(nn.Sequential(Block()), EXAMPLE.to("meta"))

@@ -1,12 +1,13 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from timestepper.errors import RecipeError
 from timestepper.recipe.load import dump, load
 from timestepper.runs.run import Run, set_folder
 from timestepper.sweeps.plan import by_the_clock, expand, open_sets, parse_seeds, split
-from timestepper.sweeps.several_gpus import shares
+from timestepper.sweeps.several_gpus import device, shares
 
 OUT = Path("out")
 
@@ -224,3 +225,13 @@ def test_runs_of_one_kind_stay_together_unless_they_are_too_many(kinds, processe
         Run(load("smoke/digits", [f"data.batch_size={ord(kind)}"]), "x", OUT / f"{n}") for n, kind in enumerate(kinds)
     ]
     assert [[int(run.path.name) for run in part] for part in shares(runs, processes)] == parts
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="processes share the GPU, not the cores")
+def test_processes_on_a_cpu_share_its_cores(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr("timestepper.sweeps.several_gpus.CORES", 16)
+    assert device(0, 3) == {"OMP_NUM_THREADS": "5"}
+    assert device(0, 99) == {"OMP_NUM_THREADS": "1"}
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert device(0, 3) == {"OMP_NUM_THREADS": "7"}
