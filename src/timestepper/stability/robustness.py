@@ -48,7 +48,7 @@ class Share:
         return range(first, first + batch)
 
 
-WHOLE = Share()
+_WHOLE = Share()
 
 
 def noise(
@@ -58,7 +58,7 @@ def noise(
     *,
     draws_each: int = 5,
     seed: int = 0,
-    share: Share = WHOLE,
+    share: Share = _WHOLE,
 ) -> dict[float, list[Score]]:
     """Gaussian noise of standard deviation ``level`` on the normalised inputs: one score per draw, by level.
 
@@ -84,7 +84,7 @@ def attacks(
     *,
     steps: int = 20,
     seed: int = 0,
-    share: Share = WHOLE,
+    share: Share = _WHOLE,
 ) -> dict[str, dict[float, Score]]:
     """FGSM and PGD within ``epsilon`` in pixel values (0 to 1), by name and epsilon."""
 
@@ -105,7 +105,7 @@ def corrupted(
     names: Sequence[str] = corruptions.NAMES,
     *,
     seed: int = 0,
-    share: Share = WHOLE,
+    share: Share = _WHOLE,
 ) -> dict[str, list[Score]]:
     """Common corruptions: one score per severity, 1 to 5, by name."""
 
