@@ -20,7 +20,7 @@ from timestepper.looking import held_still
 from timestepper.sites import Discovery, Stage, find, reduced, search
 from timestepper.stepped import is_stepped
 from timestepper.steps import Stepping, Steps, find_inside, find_steps
-from timestepper.warned import warn_if_left_out, warn_if_trained, warn_of_rounding
+from timestepper.warned import warn_if_left_out, warn_if_trained, warn_if_training, warn_of_rounding
 
 Network = TypeVar("Network", bound=nn.Module)
 DESCRIPTORS = ("mean", "visible")  # how the controller is shown the weights; the paper's is the first
@@ -216,7 +216,7 @@ def frozen_steps(net: nn.Module) -> Iterator[nn.Module]:
     """``with frozen_steps(net):`` computes step sizes and effective parameters once, for all calls inside.
 
     For inference. Outside of it nothing is kept between two calls; inside, changes to the weights of the network or
-    its controllers are not noticed where they enter a step size. No gradients.
+    its controllers are not noticed where they enter a step size. No gradients: a network in train mode is warned of.
 
     Args:
         net: an attached network.
@@ -228,6 +228,7 @@ def frozen_steps(net: nn.Module) -> Iterator[nn.Module]:
         NotAttachedError: ``net`` has no controllers.
     """
     found, own = find_steps(net), object()
+    warn_if_training(found.root)
     with torch.no_grad(), held_still(found.root):
         found.links.refuse_changes(found.root)
         givens = found.givens(found.root)

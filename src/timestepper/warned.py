@@ -1,4 +1,4 @@
-"""What attach and fold warn of: they did what was asked, which is perhaps not what was meant."""
+"""What attach, fold and frozen_steps warn of: they did what was asked, which is perhaps not what was meant."""
 
 import warnings
 from collections.abc import Iterator
@@ -54,6 +54,16 @@ def warn_if_left_out(model: nn.Module, taken: int, left_out: int) -> None:
         warnings.warn(
             f"{type(model).__name__}: {left_out} of {taken + left_out} residual sums take no step size; "
             "print(timestepper.discover(net)) says why",
+            stacklevel=_CALLER,
+        )
+
+
+def warn_if_training(model: nn.Module) -> None:
+    """Inside frozen_steps a backward pass would leave controllers and last layers as they are, without a word."""
+    if model.training and torch.is_grad_enabled():
+        warnings.warn(
+            f"{type(model).__name__} is in train mode: inside frozen_steps no gradient reaches its controllers and "
+            "the layers with a step size; train outside, or call net.eval() first",
             stacklevel=_CALLER,
         )
 

@@ -1,6 +1,7 @@
 """Nothing is kept between two calls unless the user asks, and then until the user says so."""
 
 import copy
+import warnings
 
 import pytest
 import timm
@@ -131,3 +132,17 @@ def test_a_copy_made_inside_is_not_frozen():
     fresh = timestepper.attach(plain()).eval()
     fresh.load_state_dict(other.state_dict())
     assert torch.equal(other.eval()(batch()[0]), fresh(batch()[0]))
+
+
+def test_who_would_train_inside_is_warned():
+    net = small()
+    words = "CifarResNet is in train mode: inside frozen_steps no gradient"
+    with pytest.warns(UserWarning, match=words) as told, timestepper.frozen_steps(net.train()):
+        pass
+    assert told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with timestepper.frozen_steps(net.eval()):
+            pass
+        with torch.no_grad(), timestepper.frozen_steps(net.train()):
+            pass
