@@ -97,8 +97,7 @@ def find(arms: Iterable[Arm], name: str, **given: str) -> Arm | None:
         task = (arm.task.data, arm.task.model, str(arm.task.epochs), arm.task.lr, arm.subject.label)
         wanted = (where["data"], where["model"], where["epochs"], float(where["lr"]), label)
         if task == wanted and conditions.items() <= dict(arm.task.conditions).items():
-            own = {seed: run for seed, run in arm.runs.items() if first <= seed <= last}
-            return Arm(arm.task, arm.subject, own, tuple(seed for seed in arm.diverged if first <= seed <= last))
+            return arm.within(first, last)
     return None
 
 

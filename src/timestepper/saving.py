@@ -4,6 +4,7 @@ Controllers are saved alone, ``steps.safetensors``, with ``steps.json`` beside i
 Folded weights are saved under the base model's own keys.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -219,10 +220,12 @@ def _beside(path: Path) -> Path:
 
 def read_description(path: Path) -> dict:
     """What to attach where, from beside the controllers. Its form is checked; whether it fits, the network shows."""
-    if not path.exists():
-        raise CheckpointError(f"{path}: no such file")
-    path, tensors = _beside(path), path
-    if not path.exists():
+    tensors, path = path, _beside(path)
+    if os.path.isdir(tensors):
+        raise CheckpointError(f"{tensors} is a folder; name the .safetensors file, or use timestepper.from_pretrained")
+    if not os.path.isfile(tensors):
+        raise CheckpointError(f"{tensors}: no such file")
+    if not os.path.isfile(path):
         raise CheckpointError(
             f"{tensors}: {path.name}, which says where its controllers belong, is not beside it; copy both, or load "
             "folded weights with timestepper.load_folded"

@@ -62,7 +62,7 @@ def limited(default: Any = MISSING, **limits: Any) -> Any:
 
 
 def read(path: Path, source: Source) -> Any:
-    """What is in a TOML or JSON file."""
+    """What is in a JSON file, or else a TOML file; its suffix says which."""
     try:
         if not os.path.isfile(path):
             raise OSError("a folder, a device or a pipe" if os.path.exists(path) else "no such file")
@@ -77,10 +77,11 @@ def read(path: Path, source: Source) -> Any:
 
 def parse(text: str, form: str, source: Source) -> Any:
     """What a text says; ``form`` is ``.json``, anything else is TOML."""
+    name, loads = ("JSON", json.loads) if form.lower() == ".json" else ("TOML", tomllib.loads)
     try:
-        content = json.loads(text) if form == ".json" else tomllib.loads(text)
+        content = loads(text)
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, brackets in brackets
-        raise source.fault("", f"not valid {'JSON' if form == '.json' else 'TOML'}: {first_line(error)}") from None
+        raise source.fault("", f"not valid {name}: {first_line(error)}") from None
     layer = [content] if _holds(content) else []
     for _ in range(DEEPEST):
         layer = [item for one in layer for item in (one.values() if isinstance(one, dict) else one) if _holds(item)]

@@ -91,6 +91,11 @@ def test_a_missing_gpu_is_told_in_words_for_recipes_and_options(call, monkeypatc
     assert "choose cpu or auto (runtime.device in a recipe, --device where a command has it)" in message
 
 
+def test_a_choice_that_there_is_not_is_told_plainly(call):
+    told = refused(call("reproduce", "table2", "--schedule", "shorter"))
+    assert "Invalid value for '--schedule': 'shorter' is not one of 'paper', 'short'" in told
+
+
 @pytest.mark.parametrize("option", ["--results", "--claims"])
 def test_report_refuses_a_folder_that_is_not_there(call, tmp_path, option):
     (tmp_path / "file").touch()

@@ -61,9 +61,11 @@ def test_a_spec_of_no_kind_is_told_the_known_ones():
         attach(create_model("cifar/resnet8"), ControllerSpec("lstmm"))
 
 
-def test_an_example_in_the_place_of_a_controller_is_told():
-    with pytest.raises(UnknownNameError, match="a tensor is no controller; inputs for discovery are given as example="):
-        attach(create_model("cifar/resnet8"), torch.randn(1, 3, 32, 32))
+@pytest.mark.parametrize("example", [torch.randn(1, 3, 32, 32), (torch.randn(1, 3, 32, 32),), {"x": 1}])
+def test_an_example_in_the_place_of_a_controller_is_told(example):
+    name = type(example).__name__
+    with pytest.raises(UnknownNameError, match=f"^{name} is no controller; inputs for discovery are given as example="):
+        attach(create_model("cifar/resnet8"), example)
 
 
 _NOT_IN_FLOAT32 = ["fixed(1e300)", "scalar(-1e300)", "channel(1e39)", "depth(-1000)", "depth(1e5)"]

@@ -302,7 +302,7 @@ def test_a_recipe_says_where_to_start():
     assert subject_of(as_dict(load("smoke/digits-lstm", ["controller.start=0.1"]))).label == "lstm, start 0.1"
     assert subject_of(as_dict(load("smoke/digits-lstm"))).label == "lstm"
     for wrong in ("half", "0", "-1", "nan"):
-        with pytest.raises(RecipeError, match=r"controller\.start must be paper, identity or a number"):
+        with pytest.raises(RecipeError, match=r"controller\.start must be paper, identity or a positive number"):
             load("smoke/digits-lstm", [f"controller.start={wrong}"])
 
 

@@ -136,6 +136,11 @@ def test_what_is_missing_is_named(tmp_path):
     model = CifarResNet(14, num_classes=5, width=8)
     with pytest.raises(CheckpointError, match=r"typo\.safetensors: no such file$"):
         timestepper.load_controllers(model, tmp_path / "typo.safetensors")
+    for name in ("typo" * 99, "no\0name"):
+        with pytest.raises(CheckpointError):
+            timestepper.load_controllers(model, tmp_path / name)
+    with pytest.raises(CheckpointError, match=r"is a folder; name the \.safetensors file, or .*from_pretrained"):
+        timestepper.load_controllers(model, tmp_path)
     folded = timestepper.save_folded(trained(), tmp_path / "plain.safetensors")
     with pytest.raises(CheckpointError, match=r"plain\.safetensors: plain\.json.* is not beside it; .*load_folded"):
         timestepper.load_controllers(model, folded)

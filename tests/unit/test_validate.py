@@ -96,6 +96,7 @@ def test_keys_that_come_from_elsewhere_name_it():
         ("[a", "", "not valid TOML"),
         ("[a", ".txt", "not valid TOML"),
         ("{", ".json", "not valid JSON"),
+        ("{", ".JSON", "not valid JSON"),
         ("a = " + "9" * 5000, ".toml", "not valid TOML"),
         ("[" * 100_000, ".json", "not valid JSON"),
         ("[" * 51 + "]" * 51, ".json", "has more than 50 tables and lists in each other"),

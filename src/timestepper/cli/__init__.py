@@ -122,5 +122,5 @@ def _run(arguments: Sequence[str], debug: bool) -> int:
             complain(error)
             return error.exit_code
         advice = missing_package(error)
-        complain(advice or f"{in_words(error)}; --debug shows where it comes from")
+        complain(advice or f"{in_words(error)}{'' if debug else '; --debug shows where it comes from'}")
         return 2 if advice else 1

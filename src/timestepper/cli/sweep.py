@@ -231,7 +231,7 @@ def _train(runs: "list[Run]", chosen: "list[Run]", jobs: int, processes: int | N
         from timestepper.sweeps import several_gpus
 
         shares = several_gpus.shares(chosen, processes)
-        if len(shares) > 1:
+        if len(shares) > 1 or (processes or 1) > 1:
             arguments = sys.argv[sys.argv.index("sweep") + 1 :]
             return several_gpus.spread(arguments, [[runs.index(run) for run in share] for share in shares], signals)
         from timestepper.sweeps import one_gpu

@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from timestepper import names
 from timestepper.controllers.base import Controller, StageShape
 from timestepper.controllers.depth import Depth
@@ -131,8 +129,8 @@ def parse(name: "str | ControllerSpec | type[Controller]", file: Path | None = N
 
     One that stands in a ``file`` imports no module that its user has not imported or allowed.
     """
-    if isinstance(name, torch.Tensor):
-        raise UnknownNameError("a tensor is no controller; inputs for discovery are given as example=")
+    if not isinstance(name, str | ControllerSpec | type):
+        raise UnknownNameError(f"{type(name).__name__} is no controller; inputs for discovery are given as example=")
     text = (_named(name) if inspect.isclass(name) else str(name)).strip()
     match = re.fullmatch(r"([^()]+)(?:\((.*)\))?", text)
     if match is None or not _is_known(match[1], file):

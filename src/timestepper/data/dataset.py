@@ -46,7 +46,7 @@ class ArrayImages:
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
     def some(self, count: int) -> "ArrayImages":
-        """So many of them, the first ones."""
+        """The first `count` of them."""
         return replace(self, images=self.images[:count], labels=self.labels[:count])
 
     @property
@@ -79,7 +79,7 @@ class FolderImages:
         return len(self.paths)
 
     def some(self, count: int) -> "FolderImages":
-        """So many of them, from all over the folder: class stands behind class in it."""
+        """`count` of them, spread evenly over the folder, whose files are sorted by class."""
         count = min(count, len(self))
         places = [number * len(self) // count for number in range(count)]
         return replace(self, paths=tuple(self.paths[place] for place in places), labels=self.labels[places])

@@ -141,7 +141,8 @@ class Place:
     """A data set, a network on it with its options, and a learning rate and epochs of warm-up where they are named.
 
     Without a ``model`` it is the networks that the statement itself names, or else every ResNet with batch norm. Runs
-    with seeds before ``first_seed`` do not count: by them it was chosen what to compare.
+    with seeds before ``first_seed`` do not count: by them it was chosen what to compare. Nor do those after
+    ``last_seed``, which were added when these were known.
     """
 
     data: str = limited(choices=tuple(DATA))
@@ -150,6 +151,7 @@ class Place:
     warmup: float | None = limited(None, least=0)
     options: str = ""  # the recipe's ``model.options``; a network with others is another network
     first_seed: int = limited(0, least=0)
+    last_seed: int | None = limited(None, least=0)
 
 
 @dataclass(frozen=True)

@@ -71,10 +71,11 @@ class Arm:
     def error(self) -> Estimate:
         return mean_of(map(quantities.test_error, self.runs.values()))
 
-    def since(self, first: int) -> "Arm":
-        """Without the seeds before the first."""
-        runs = {seed: run for seed, run in self.runs.items() if seed >= first}
-        return replace(self, runs=runs, diverged=tuple(seed for seed in self.diverged if seed >= first))
+    def within(self, first: int, last: int | None = None) -> "Arm":
+        """Without the seeds before the first and after the last."""
+        seeds = [seed for seed in (*self.runs, *self.diverged) if seed >= first and (last is None or seed <= last)]
+        runs = {seed: run for seed, run in self.runs.items() if seed in seeds}
+        return replace(self, runs=runs, diverged=tuple(seed for seed in self.diverged if seed in seeds))
 
 
 def group(records: Iterable[Record], diverged: Iterable[Diverged] = ()) -> list[Arm]:

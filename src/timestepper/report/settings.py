@@ -14,7 +14,7 @@ def settings_of(statement: Statement, places: Sequence[Place], arms: Sequence[Ar
     """Where a statement was looked at; only runs under the same conditions are compared."""
     across = statement.check in ACROSS_MODELS or bool(statement.low and statement.low.model)
     for place in places:
-        fresh = (arm.since(place.first_seed) for arm in arms if _is_at(arm.task, place, statement))
+        fresh = (arm.within(place.first_seed, place.last_seed) for arm in arms if _is_at(arm.task, place, statement))
         here = [arm for arm in fresh if arm.runs or arm.diverged]
         labels = condition_labels(arm.task for arm in here)
         bundles: dict[Task, list[Arm]] = {}

@@ -59,7 +59,8 @@ def diverged(number: int) -> str:
 
 def quoted(words: str) -> str:
     """The paper's own words, whose LaTeX no page draws, in quotation marks."""
-    words = re.sub(r"\\(?:mathbf|ref){(\w+)}", r"\1", words)
+    words = re.sub(r"\\ref{\w+}", "\N{HORIZONTAL ELLIPSIS}", words)  # a label of its source
+    words = re.sub(r"\\mathbf{(\w+)}", r"\1", words)
     words = re.sub(r"\\frac{([^{}]*)}{([^{}]*)}", r"\1/\2", words)
     words = words.replace("\\Delta ", "\N{GREEK CAPITAL LETTER DELTA}").replace(
         "\\partial ", "\N{PARTIAL DIFFERENTIAL}"

@@ -74,10 +74,9 @@ def prove(net: nn.Module, call: Call, candidates: list[Candidate], attach: Attac
 
 
 def _nothing_to_compare(net: nn.Module) -> str:
-    for name, value in net.named_parameters():
-        if not value.isfinite().all():
-            return f"nothing is proved while {name} holds NaN or infinity; load sound weights"
-    return "its branch is zero, infinite or empty on the example, which proves nothing; pass another"
+    odd = [name for name, value in net.named_parameters() if not value.isfinite().all()]
+    weights = f", or mend the weights: {odd[0]} holds NaN or infinity" if odd else ""
+    return f"its branch is zero, infinite or empty on the example, which proves nothing; pass another{weights}"
 
 
 def _judged(before: float | str, compared: "Compared", candidate: Candidate, mode: str) -> float | str:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from timestepper.errors import StabilityError, first_line
-from timestepper.files import as_path, explain, prepare_file
 
 CURVES = (
     ("log_without_steps", "bound without step sizes", "k:"),
@@ -44,13 +43,11 @@ def plot_depth(path: str | Path, found: dict[str, Any], title: str = "") -> None
         axes.axvline(place + 0.5, color="grey", linewidth=0.5, linestyle="--")
     panels[-1].set_xlabel("block")
     panels[-1].xaxis.get_major_locator().set_params(integer=True)
-    path = as_path(path)
-    prepare_file(path)
+    path = Path(path)
+    if path.suffix.lower().removeprefix(".") not in figure.canvas.get_supported_filetypes():
+        raise StabilityError(f"{path}: no picture has such a name; give a .png, .svg or .pdf file")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
-    except ValueError as error:
-        raise StabilityError(
-            f"{path}: no plot is written ({first_line(error)}); give a .png, .svg or .pdf file"
-        ) from None
     except OSError as error:
-        raise explain(error, path) from None
+        raise StabilityError(f"{path} cannot be written: {first_line(error)}; name a file elsewhere") from None

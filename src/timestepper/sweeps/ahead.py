@@ -22,8 +22,8 @@ from timestepper.sweeps import beside
 from timestepper.terminal import tell
 
 LONGEST = 900.0  # seconds for one kind
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-_AT_ONCE = max(1, min(4, CORES // 4))
+_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_AT_ONCE = max(1, min(4, _CORES // 4))
 _LOOK = 0.05  # seconds between two looks at the processes
 
 
@@ -85,7 +85,7 @@ class Ahead:
 
 
 def _start(recipe: Recipe, place: str) -> subprocess.Popen:
-    threads = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, CORES // _AT_ONCE)))
+    threads = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, _CORES // _AT_ONCE)))
     process = subprocess.Popen(
         [sys.executable, "-m", "timestepper.sweeps.ahead", place, str(os.getpid())],
         stdin=subprocess.PIPE,

@@ -131,7 +131,8 @@ def submit(
         left = [replace(run, path=run.path.absolute()) for run in runs if run not in taken]
         parts = shares(left, processes or (-(-len(left) // jobs) if cluster == SLURM else None)) if left else []
         for number, part in enumerate(parts):
-            group = Assignment(part, work, device(number, len(parts)) if cluster == LOCAL else {})
+            own = device(number, len(parts), (processes or 1) > 1) if cluster == LOCAL else {}
+            group = Assignment(part, work, own)
             try:
                 job = _hand_over(group, folder, cluster, options)
             except ClusterError as error:

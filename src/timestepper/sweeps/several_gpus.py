@@ -11,13 +11,13 @@ import torch
 
 from timestepper.engine.signals import Signals
 from timestepper.runs.run import Run
-from timestepper.sweeps.ahead import CORES, kind_of
+from timestepper.sweeps.ahead import kind_of
 from timestepper.sweeps.beside import GPU_PROCESSES
 from timestepper.terminal import complain
 
 
 def spread(arguments: Sequence[str], parts: Sequence[Sequence[int]], signals: Signals) -> int:
-    """Start this command once for every part of the runs, each on its GPU; the worst exit code."""
+    """Start this command once for every part of the runs, each on its device; the worst exit code."""
     # Sessions of their own: Ctrl-C reaches this process alone, which passes it on once (twice means: leave at once).
     children = [
         subprocess.Popen(
@@ -64,11 +64,16 @@ def shares(runs: Sequence[Run], processes: int | None) -> list[list[Run]]:
     return [part for part in parts if part]
 
 
-def device(index: int, processes: int) -> dict[str, str]:
-    """What the environment of one of so many processes says about the GPU that it has, alone or with others."""
+def device(index: int, processes: int, several: bool = True) -> dict[str, str]:
+    """What the environment of one of so many processes says about the GPU that it has, alone or with others.
+
+    ``several``: whether more than one was asked for; so many are left.
+    """
     count = torch.cuda.device_count()
-    if count == 0:  # threads of all processes on all cores would wait for each other most of the time
-        return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, CORES // processes)))}
+    if count == 0:
+        # Many threads on few cores wait for each other. Always one: with another number a run that goes on when fewer
+        # processes are left would end with other bits.
+        return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or "1"} if several else {}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(number) for number in range(count)]
     sharing = len(range(index % count, processes, count))

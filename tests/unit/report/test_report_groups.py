@@ -153,7 +153,8 @@ def test_a_run_that_diverged_counts_whether_or_not_it_has_ended_since(records):
     failed = Diverged(kind="diverged", seed=7, step=9, error="nan", **same)
     (found,) = group([record], [failed, replace(failed, seed=3), replace(failed, seed=record.seed)])
     assert (list(found.runs), found.diverged) == ([record.seed], (record.seed, 3, 7))
-    assert found.since(4).diverged == (7,)
+    assert found.within(4).diverged == (7,)
+    assert found.within(0, 6).diverged == tuple(seed for seed in (record.seed, 3) if seed <= 6)
     (none,) = group([], [failed])
     assert (none.runs, none.diverged) == ({}, (7,))
 

@@ -146,7 +146,7 @@ def test_the_paper_s_own_words_stand_in_quotation_marks_once():
             "better than \N{GREEK CAPITAL LETTER DELTA}t=1 and \N{GREEK CAPITAL LETTER DELTA}t=0.01",
         ),
         (r"TSC$_{2fc}$ and TSC$_{LSTM}$ by 0.79\%", "TSC_2fc and TSC_LSTM by 0.79%"),
-        (r"Conv-3\_1, in Eq. (\ref{res_stab})", "Conv-3_1, in Eq. (res_stab)"),
+        (r"Conv-3\_1, in Eq. (\ref{res_stab})", "Conv-3_1, in Eq. (\N{HORIZONTAL ELLIPSIS})"),
         (
             r"the same as $\frac{\partial L}{\partial \mathbf{y}_D}$",
             "the same as \N{PARTIAL DIFFERENTIAL}L/\N{PARTIAL DIFFERENTIAL}y_D",

@@ -588,6 +588,12 @@ def test_seeds_that_chose_what_to_compare_do_not_count():
     assert verdict(replace(LOWER, on=(replace(PLACE, first_seed=6),)), *groups).state == NOT_RUN
 
 
+def test_seeds_that_were_added_later_do_not_count():
+    groups = [ended("plain", [8.6, 8.8, 8.7, 1, 1.1, 1.2]), ended("lstm", [6.9, 7.0, 6.8, 9, 9.1, 9.2])]
+    planned = replace(LOWER, on=(replace(PLACE, last_seed=2),))
+    assert (verdict(LOWER, *groups).state, verdict(planned, *groups).state) == (OPEN, SUPPORTED)
+
+
 def test_a_statement_about_two_data_sets_is_not_headed_by_one():
     both = replace(LOWER, on=(PLACE, Place("cifar10", "cifar/resnet8")))
     found = verdict(both, *BETTER)

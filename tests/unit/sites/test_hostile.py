@@ -145,7 +145,7 @@ def test_weights_that_are_no_numbers_are_told_as_such():
     net = nn.Sequential(Block(), Block())
     nn.init.constant_(net[1].last.bias, torch.inf)
     found = timestepper.discover(net, EXAMPLE)
-    assert str(found).count("1: nothing is proved while 1.last.bias holds NaN or infinity; load sound weights") == 1
+    assert str(found).count("proves nothing; pass another, or mend the weights: 1.last.bias holds NaN or infinity") == 1
 
 
 def test_an_example_without_numbers_is_told_as_such():

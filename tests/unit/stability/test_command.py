@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from timestepper.cli import app
 from timestepper.cli.gather import rich_table
 from timestepper.cli.stability_tables import as_json, block_table
-from timestepper.errors import CheckpointError, RunDirectoryError, StabilityError, UnknownNameError
+from timestepper.errors import CheckpointError, StabilityError, UnknownNameError
 from timestepper.models import CifarResNet
 from timestepper.stability import analyse, plot_depth
 from timestepper.tensors import write_tensors
@@ -124,10 +124,11 @@ def test_mistakes(tmp_path):
     with pytest.raises(StabilityError, match=r"layer1\.0\.se.*--no-bound") as error:
         run("timm/seresnet18", "--input-size", 32)
     assert "\n" not in str(error.value)
-    with pytest.raises(StabilityError, match=r"x\.odd: no plot is written .*odd.*; give a \.png, \.svg or \.pdf file"):
-        run("cifar/resnet8", "--input-size", 8, "--plot", tmp_path / "x.odd")
+    with pytest.raises(StabilityError, match=r"x\.odd: no picture has such a name; give a \.png, \.svg or \.pdf file"):
+        run("cifar/resnet8", "--input-size", 8, "--plot", tmp_path / "no" / "x.odd")
+    assert not (tmp_path / "no").exists()
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunDirectoryError, match="cannot write"):
+    with pytest.raises(StabilityError, match=r"x\.png cannot be written: .*; name a file elsewhere"):
         run("cifar/resnet8", "--input-size", 8, "--plot", tmp_path / "file" / "x.png")
     run("cifar/resnet8", "--input-size", 8, "--plot", tmp_path / "new" / "x.png")
     assert (tmp_path / "new" / "x.png").is_file()

@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from timestepper.errors import RecipeError
 from timestepper.recipe.load import dump, load
@@ -227,11 +226,14 @@ def test_runs_of_one_kind_stay_together_unless_they_are_too_many(kinds, processe
     assert [[int(run.path.name) for run in part] for part in shares(runs, processes)] == parts
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="processes share the GPU, not the cores")
-def test_processes_on_a_cpu_share_its_cores(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr("timestepper.sweeps.several_gpus.CORES", 16)
-    assert device(0, 3) == {"OMP_NUM_THREADS": "5"}
-    assert device(0, 99) == {"OMP_NUM_THREADS": "1"}
+def test_processes_on_a_cpu_have_one_thread_each_however_many_are_left(monkeypatch):
+    """Another number of threads would give a run that goes on other bits."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    for told in ("", None):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if told is not None:
+            monkeypatch.setenv("OMP_NUM_THREADS", told)
+        assert device(0, 4) == device(2, 3) == device(0, 1) == {"OMP_NUM_THREADS": "1"}
+    assert device(0, 1, several=False) == {}
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert device(0, 3) == {"OMP_NUM_THREADS": "7"}
