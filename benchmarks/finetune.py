@@ -75,9 +75,9 @@ class Tuning(NamedTuple):
 def images(root: str | None, held_out: int, limit: int | None) -> tuple[data.ArrayImages, ...]:
     """Training, held-out and test images, all of CIFAR-10; ``limit`` is for trying this script out."""
     whole = data.open_dataset("cifar10", root)
-    images, labels = whole.train.images, whole.train.labels
-    train = replace(whole.train, images=images[:-held_out], labels=labels[:-held_out])
-    held = replace(whole.train, images=images[-held_out:], labels=labels[-held_out:])
+    pixels, labels = whole.train.images, whole.train.labels
+    train = replace(whole.train, images=pixels[:-held_out], labels=labels[:-held_out])
+    held = replace(whole.train, images=pixels[-held_out:], labels=labels[-held_out:])
     return tuple(part.some(limit or len(part)) for part in (train, held, whole.test))
 
 

@@ -11,13 +11,13 @@ from torch import nn
 from timestepper import reparam
 from timestepper.controllers import ControllerSpec
 
-_CALLER = 4  # of attach, which is decorated once
+_CALLER = 4  # of attach and of frozen_steps, which are decorated once
 _expected: ContextVar[bool] = ContextVar("_expected", default=False)
 
 
 @contextmanager
 def trained_is_expected() -> Iterator[None]:
-    """Silences both: controllers that were saved with a trained network belong to it, and to the sites that it has.
+    """Silences what attach warns of: controllers that were saved with a trained network belong to it and its sites.
 
     (``warnings.catch_warnings`` would reach into other threads.)
     """

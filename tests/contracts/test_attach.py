@@ -212,8 +212,11 @@ def test_a_last_layer_whose_weight_is_computed_is_named(compute, kind):
     compute(model.block1[0].conv)
     with pytest.raises(
         UnsupportedSiteError, match=rf"block1\.0\.conv: the branch ends in {kind}, .*neither pruned nor parametrised"
-    ):
+    ) as refused:
         timestepper.attach(model)
+    named = str(refused.value).partition("supported are ")[2].partition(" with ")[0].split(", ")
+    assert "BatchNorm2d" in named
+    assert len(named) == len(set(named))
 
 
 @pytest.mark.parametrize(

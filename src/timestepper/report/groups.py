@@ -73,9 +73,9 @@ class Arm:
 
     def within(self, first: int, last: int | None = None) -> "Arm":
         """Without the seeds before the first and after the last."""
-        seeds = [seed for seed in (*self.runs, *self.diverged) if seed >= first and (last is None or seed <= last)]
-        runs = {seed: run for seed, run in self.runs.items() if seed in seeds}
-        return replace(self, runs=runs, diverged=tuple(seed for seed in self.diverged if seed in seeds))
+        end = math.inf if last is None else last
+        runs = {seed: run for seed, run in self.runs.items() if first <= seed <= end}
+        return replace(self, runs=runs, diverged=tuple(seed for seed in self.diverged if first <= seed <= end))
 
 
 def group(records: Iterable[Record], diverged: Iterable[Diverged] = ()) -> list[Arm]:

@@ -1,4 +1,4 @@
-"""What the runs say to a statement, in words: the column "Measured" of its verdict."""
+"""What the runs say to a statement, in words: the column "Measured" of its verdict. And the paper's own words."""
 
 import math
 import re

@@ -61,9 +61,12 @@ def prove(net: nn.Module, call: Call, candidates: list[Candidate], attach: Attac
         usual = usual or compared.ran
         if compared.output > TOLERANCE:
             return _all(results, f"in {mode} mode the output is off by {compared.output:.1e} where every sum is right")
-    for number, candidate in enumerate(candidates):
-        if isinstance(results[number], float) and not told.issuperset(sum_.key for sum_ in candidate.sums):
-            results[number] = _nothing_to_compare(net)
+    blank = [not told.issuperset(sum_.key for sum_ in candidate.sums) for candidate in candidates]
+    if any(blank):
+        why = _nothing_to_compare(net)
+        results = [
+            why if isinstance(result, float) and empty else result for result, empty in zip(results, blank, strict=True)
+        ]
     accepted = [number for number, result in enumerate(results) if isinstance(result, float)]
     if not accepted:
         return results
@@ -74,8 +77,8 @@ def prove(net: nn.Module, call: Call, candidates: list[Candidate], attach: Attac
 
 
 def _nothing_to_compare(net: nn.Module) -> str:
-    odd = [name for name, value in net.named_parameters() if not value.isfinite().all()]
-    weights = f", or mend the weights: {odd[0]} holds NaN or infinity" if odd else ""
+    odd = next((name for name, value in net.named_parameters() if not value.isfinite().all()), None)
+    weights = f", or mend the weights: {odd} holds NaN or infinity" if odd else ""
     return f"its branch is zero, infinite or empty on the example, which proves nothing; pass another{weights}"
 
 
