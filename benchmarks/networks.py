@@ -215,7 +215,10 @@ def page(results: dict) -> str:
 def measured(results: dict) -> str:
     """At which commits, and with which versions."""
     found = Counter((r.get("commit", "a2a5451 or before"), r.get("versions", "")) for r in results.values())
-    lines = [f"- {n} networks at commit {where}{', ' * bool(told)}{told}" for (where, told), n in found.most_common()]
+    lines = [
+        f"- {n} network{'s' * (n > 1)} at commit {where}{', ' * bool(told)}{told}"
+        for (where, told), n in found.most_common()
+    ]
     return "\n".join(lines)
 
 
